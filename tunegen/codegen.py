@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Config in, CUDA source out. The only place that knows Jinja."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+
+from tunegen.errors import TemplateError
+from tunegen.model import Config, KernelDefinition, KernelSource, KernelSpec, Problem
+from tunegen.resources import data_dir
+
+
+@functools.cache
+def environment(root: Path | None = None) -> jinja2.Environment:
+    """The environment of every template: CUDA-safe delimiters, undefined names are errors.
+
+    Statements are ``//%`` lines, values ``${name}``, remarks ``/*# #*/``: a template stays CUDA to
+    every tool, and braces in CUDA never meet Jinja's. Templates under ``root`` come before the
+    shipped ones, so that a kernel kept elsewhere still finds the fragments in ``lib``.
+    """
+    folders = [data_dir("templates")] if root is None else [root, data_dir("templates")]
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders),
+        line_statement_prefix="//%",
+        block_start_string="/*%",
+        block_end_string="%*/",
+        variable_start_string="${",
+        variable_end_string="}",
+        comment_start_string="/*#",
+        comment_end_string="#*/",
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def render(
+    spec: KernelSpec, config: Config, problem: Problem, arch: str
+) -> tuple[KernelSource, ...]:
+    """The source of every kernel that ``config`` needs; the same input gives the same bytes.
+
+    Raises :class:`TemplateError` for a template that is missing or does not render.
+    """
+    command = regenerate(spec, config, problem, arch)
+    return tuple(
+        _render_one(spec, definition, config, arch, command)
+        for definition in spec.kernels(config, problem)
+    )
+
+
+def _render_one(
+    spec: KernelSpec, definition: KernelDefinition, config: Config, arch: str, command: str
+) -> KernelSource:
+    banner = (
+        f"// {definition.entry}: {spec.operation.summary}, spec {spec.name}, "
+        f"for {spec.target(arch)}.\n"
+        "// SPDX-License-Identifier: Apache-2.0\n"
+        f"// Config: {config}\n"
+        f"// Regenerate: {command}\n"
+    )
+    constants: Mapping[str, int] = {**config, **definition.constants}
+    try:
+        template = environment(spec.template_root).get_template(definition.template)
+        body = template.render(types=definition.types, constants=constants, **constants)
+    except jinja2.TemplateNotFound as error:
+        raise TemplateError(f"template {error.name} of {definition.name} is missing") from error
+    except jinja2.TemplateError as error:
+        raise TemplateError(f"template {definition.template}: {error}") from error
+    return KernelSource(
+        definition.name, definition.entry, banner + "\n" + body.lstrip("\n"), source_digest(body)
+    )
+
+
+def regenerate(spec: KernelSpec, config: Config, problem: Problem, arch: str) -> str:
+    """The command line that prints this very source again."""
+    operation = spec.operation
+    words = ["tunegen", "inspect", operation.name, "--arch", arch, "--spec", spec.name]
+    words += ["--problem", operation.text(problem), "--dtype", problem.dtype]
+    if problem.layout:
+        words += ["--layout", problem.layout]
+    for name, value in operation.special(problem).items():
+        words += ["--attribute", f"{name}={value}"]
+    for name, value in config.items():
+        words += ["--param", f"{name}={value}"]
+    return " ".join([*words, "--emit", "cuda"])
+
+
+_COMMENT_OR_LITERAL = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL
+)
+
+
+def strip_comments(text: str) -> str:
+    """CUDA source without comments, blank lines and trailing spaces; literals are left alone."""
+
+    def replace(match: re.Match[str]) -> str:
+        return " " if match[0].startswith("/") else match[0]
+
+    lines = (line.rstrip() for line in _COMMENT_OR_LITERAL.sub(replace, text).splitlines())
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def source_digest(text: str) -> str:
+    """SHA-256 of the source without comments: what a kernel is, apart from what is said of it."""
+    return hashlib.sha256(strip_comments(text).encode()).hexdigest()

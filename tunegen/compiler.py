@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source in, PTX + cubin + resources out. NVRTC does it all; no driver and no nvcc are needed."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from tunegen.errors import CompileError, ToolkitError
+from tunegen.model import CompiledKernel, KernelSource, Resources
+
+# One compilation gives PTX, cubin and, through -v, the resource report. These options are part of
+# a kernel's identity.
+OPTIONS = ("-std=c++17", "--ptxas-options=-v")
+
+# cuda-bindings' major follows the toolkit's; 13 is the first without Volta, and what is tested.
+BINDINGS_MAJOR = 13
+
+# A spilled word costs a local-memory round trip wherever it is used. A few bytes are usually
+# addresses spilled around a prologue; past this many, the main loop pays.
+SPILL_LIMIT_BYTES = 64
+
+
+class NvrtcCompiler:
+    """The compiler protocol by NVRTC, with a disk cache in front of it when one is given.
+
+    ``lineinfo`` maps PTX and SASS back to source lines. It writes the working directory into the
+    images, so it is for reading them, never for shipping, and such images are not cached.
+    """
+
+    def __init__(self, cache: KernelCache | None = None, *, lineinfo: bool = False) -> None:
+        self._cache = None if lineinfo else cache
+        self._lineinfo = lineinfo
+
+    def compile(self, source: KernelSource, target: str) -> CompiledKernel:
+        """Compile for ``target``; see :class:`tunegen.model.Compiler`."""
+        version = nvrtc_version()
+        key = hashlib.sha256(f"{identity(source, target)} {version}".encode()).hexdigest()
+        if self._cache and (found := self._cache.get(key)):
+            return found
+        kernel = _compile(source, target, version, lineinfo=self._lineinfo)
+        if self._cache:
+            self._cache.put(key, kernel)
+        return kernel
+
+
+def identity(source: KernelSource, target: str) -> str:
+    """Digest of everything that decides what is compiled, the compiler's version apart.
+
+    It is what a record keeps as its source digest: a release, a reworded comment or another
+    toolkit leaves it as it is.
+    """
+    text = "\n".join((source.digest, source.entry, target, *OPTIONS))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    """The bindings, checked. Raises :class:`ToolkitError` naming what was found and is needed."""
+    try:
+        found = importlib.metadata.version("cuda-bindings")
+    except importlib.metadata.PackageNotFoundError:
+        found = ""
+    if found and int(found.split(".")[0]) != BINDINGS_MAJOR:
+        raise ToolkitError(
+            f"cuda-bindings {found} is installed, tunegen needs {BINDINGS_MAJOR}.x",
+            hint=f"pip install 'cuda-bindings=={BINDINGS_MAJOR}.*'",
+        )
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+    except ImportError as error:
+        raise ToolkitError(
+            f"cuda-bindings {found or 'is not installed'}: {error}", hint="tunegen doctor"
+        ) from error
+    return nvrtc
+
+
+@functools.cache
+def nvrtc_version() -> str:
+    """``13.0`` or the like; raises :class:`ToolkitError` where no NVRTC library can be loaded."""
+    nvrtc = _nvrtc()
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # the bindings load the library at the first call
+        raise ToolkitError(
+            f"the NVRTC library cannot be loaded: {error}",
+            hint=f"pip install 'nvidia-cuda-nvrtc=={BINDINGS_MAJOR}.*'",
+        ) from error
+    _check(status, "nvrtcVersion")
+    return f"{major}.{minor}"
+
+
+def _check(status: Any, call: str) -> None:
+    if status != _nvrtc().nvrtcResult.NVRTC_SUCCESS:
+        raise ToolkitError(f"{call} returned {status.name}", hint="tunegen doctor")
+
+
+def _compile(source: KernelSource, target: str, version: str, *, lineinfo: bool) -> CompiledKernel:
+    nvrtc = _nvrtc()
+    options = [f"-arch={target}", *OPTIONS, *(["-lineinfo"] if lineinfo else [])]
+    started = time.perf_counter()
+    status, program = nvrtc.nvrtcCreateProgram(
+        source.text.encode(), f"{source.name}.cu".encode(), 0, [], []
+    )
+    _check(status, "nvrtcCreateProgram")
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(
+            program, len(options), [option.encode() for option in options]
+        )
+        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        text = log.decode(errors="replace").strip()
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            first = next((line for line in text.splitlines() if "error" in line), status.name)
+            raise CompileError(f"{source.name} does not compile for {target}: {first}", log=text)
+        ptx = _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+        cubin = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program, keep_end=True)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    resources, warnings = read_log(text)
+    return CompiledKernel(
+        name=source.name,
+        entry=source.entry,
+        target=target,
+        ptx=ptx,
+        cubin=cubin,
+        resources=resources,
+        warnings=warnings,
+        rejection=rejection(resources, warnings),
+        nvrtc=version,
+        seconds=time.perf_counter() - started,
+        from_cache=False,
+    )
+
+
+def _fetch(size_of: Any, fill: Any, program: Any, *, keep_end: bool = False) -> bytes:
+    status, size = size_of(program)
+    _check(status, size_of.__name__)
+    buffer = bytearray(size)
+    (status,) = fill(program, buffer)
+    _check(status, fill.__name__)
+    return bytes(buffer) if keep_end else bytes(buffer).rstrip(b"\0")
+
+
+# The ptxas report. Prefixes differ between toolkits ("ptxas info    :", "ptxas         ."), so
+# only the words are matched. This log is the one text that is read this way.
+_REPORT = re.compile(
+    r"Compiling entry function|Function properties for|bytes stack frame|Used \d+ registers"
+    r"|bytes gmem|Compile time ="
+)
+_COUNTS = {
+    "registers": re.compile(r"Used (\d+) registers"),
+    "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
+    "spill_store_bytes": re.compile(r"(\d+) bytes spill stores"),
+    "spill_load_bytes": re.compile(r"(\d+) bytes spill loads"),
+    "shared_bytes": re.compile(r"(\d+) bytes smem"),
+    "constant_bytes": re.compile(r"(\d+) bytes cmem\[0\]"),
+    "barriers": re.compile(r"used (\d+) barriers"),
+}
+
+# Warnings that mean the kernel runs, but not as written: C7508 and C7510 to C7519.
+_SERIALIZED = re.compile(
+    r"setmaxnreg[^\n]*ignored|wgmma[^\n]*serializ[^\n]*|C75(?:08|1[0-9])[^\n]*", re.IGNORECASE
+)
+
+
+def read_log(log: str) -> tuple[Resources, str]:
+    """The resource report of one kernel, and whatever else the compiler had to say."""
+    counts = {}
+    for name, pattern in _COUNTS.items():
+        found = [int(number) for number in pattern.findall(log)]
+        counts[name] = max(found, default=0)
+    other = [line for line in log.splitlines() if line.strip() and not _REPORT.search(line)]
+    return Resources(**counts), "\n".join(other)
+
+
+def rejection(resources: Resources, warnings: str) -> str:
+    """Why a compiled kernel is not worth running, or the empty string."""
+    if match := _SERIALIZED.search(warnings):
+        return match[0].strip()
+    spilled = resources.spill_store_bytes + resources.spill_load_bytes
+    if spilled > SPILL_LIMIT_BYTES:
+        return (
+            f"spills {resources.spill_store_bytes} bytes and reloads "
+            f"{resources.spill_load_bytes} at {resources.registers} registers"
+        )
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What a kernel cache holds: where, how many kernels, their bytes, and damaged files."""
+
+    folder: str
+    kernels: int
+    bytes: int
+    damaged: int
+
+
+class KernelCache:
+    """Compiled kernels on disk, keyed by source, options and NVRTC version.
+
+    One file per kernel, a JSON line and then PTX and cubin; written to a temporary file and
+    renamed, so that readers never see half of one. A file whose checksum fails is a miss, and is
+    replaced by the next compilation.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or default_cache_dir()
+
+    def get(self, key: str) -> CompiledKernel | None:
+        try:
+            content = self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        return _unpack(content)
+
+    def put(self, key: str, kernel: CompiledKernel) -> None:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_pack(kernel))
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def report(self) -> CacheReport:
+        kernels = size = damaged = 0
+        for path in self._files():
+            content = path.read_bytes()
+            kernels += 1
+            size += len(content)
+            damaged += _unpack(content) is None
+        return CacheReport(str(self.folder), kernels, size, damaged)
+
+    def clear(self) -> CacheReport:
+        """Remove every cached kernel; the report says what there was."""
+        report = self.report()
+        for path in self._files():
+            path.unlink(missing_ok=True)
+        return report
+
+    def _files(self) -> Iterator[Path]:
+        return iter(sorted(self.folder.glob("??/*.kernel")))
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.kernel"
+
+
+def default_cache_dir() -> Path:
+    """``~/.cache/tunegen/kernels``, or as ``XDG_CACHE_HOME`` says."""
+    return Path(platformdirs.user_cache_dir("tunegen")) / "kernels"
+
+
+def _pack(kernel: CompiledKernel) -> bytes:
+    facts = asdict(replace(kernel, ptx=b"", cubin=b""))
+    del facts["ptx"], facts["cubin"], facts["from_cache"]
+    body = kernel.ptx + kernel.cubin
+    facts["ptx_bytes"] = len(kernel.ptx)
+    facts["sha256"] = hashlib.sha256(body).hexdigest()
+    return json.dumps(facts).encode() + b"\n" + body
+
+
+def _unpack(content: bytes) -> CompiledKernel | None:
+    head, _, body = content.partition(b"\n")
+    try:
+        facts = json.loads(head)
+        if facts.pop("sha256") != hashlib.sha256(body).hexdigest():
+            return None
+        cut = facts.pop("ptx_bytes")
+        resources = Resources(**facts.pop("resources"))
+        return CompiledKernel(
+            **facts, resources=resources, ptx=body[:cut], cubin=body[cut:], from_cache=True
+        )
+    except (ValueError, KeyError, TypeError):  # cut short, or written by another release
+        return None

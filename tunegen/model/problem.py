@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be computed: dtypes, arrays, operations and problems."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tunegen.errors import UsageError, unknown
+
+# Bytes per element. The names are the ones used everywhere: CLI, Python, JSON and CUDA.
+DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
+
+# Arithmetic is done in this type: 16-bit inputs accumulate in fp32.
+ACCUMULATOR: dict[str, str] = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp32", "bf16": "fp32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One operand: row-major logical ``shape`` with element ``strides`` in device memory.
+
+    ``role`` says what a call does to it: "in" reads, "out" writes every element without reading,
+    "inout" reads and writes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    role: Literal["in", "out", "inout"]
+
+    @property
+    def elements(self) -> int:
+        """Elements from the first to the last one, gaps between rows included; 0 when empty."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of an operation: sizes, dtype, layout and the operation's further attributes.
+
+    Made by :meth:`Operation.problem`, which checks it and fills in every default. Sizes and
+    attributes are read by name: ``problem.M``, ``problem.lda``.
+    """
+
+    operation: str
+    sizes: tuple[tuple[str, int], ...]
+    dtype: str
+    layout: str = ""
+    attributes: tuple[tuple[str, int], ...] = ()
+
+    def __getattr__(self, name: str) -> int:
+        if not name.startswith("_"):
+            for key, value in self.sizes + self.attributes:
+                if key == name:
+                    return value
+        raise AttributeError(f"{self.operation} has no size or attribute {name!r}")
+
+    @property
+    def names(self) -> dict[str, int]:
+        """Sizes and attributes together, as a launch plan's formulas see them."""
+        return dict(self.sizes + self.attributes)
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a kernel computes, apart from how.
+
+    ``axes`` name the sizes in the order in which a problem is written (``4096x4096x4096``);
+    ``batch_axis`` may stand before them. ``attributes`` computes further values that a problem
+    fixes (leading dimensions, whether C is read), with their defaults; ``check`` raises
+    :class:`UsageError` for a combination that has no meaning. ``arrays`` lists the operands of a
+    problem in the order in which kernels take them, ``scalars`` the run-time factors with their
+    defaults. ``reference`` computes the outputs in fp64 with NumPy. ``flops`` counts arithmetic, ``bytes`` the least traffic: every input read and every output
+    written once.
+    """
+
+    name: str
+    summary: str
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    default_sizes: tuple[int, ...]
+    arrays: Callable[[Problem], tuple[Array, ...]]
+    reference: Callable[[Problem, Mapping[str, Any], Mapping[str, float]], dict[str, Any]]
+    flops: Callable[[Problem], int]
+    layouts: tuple[str, ...] = ("",)
+    batch_axis: str = ""
+    scalars: tuple[tuple[str, float], ...] = ()
+    attributes: Callable[[Mapping[str, int], str, str], dict[str, int]] = field(
+        default=lambda sizes, dtype, layout: {}
+    )
+    check: Callable[[Problem], None] = field(default=lambda problem: None)
+
+    def problem(
+        self,
+        sizes: str | tuple[int, ...] | Mapping[str, int] | None = None,
+        *,
+        dtype: str | None = None,
+        layout: str | None = None,
+        **attributes: int,
+    ) -> Problem:
+        """A checked problem; ``sizes`` as text (``4096x4096x4096``, ``2^24``), numbers or by name.
+
+        Raises :class:`UsageError` with the nearest valid names.
+        """
+        named = self._sizes(self.default_sizes if sizes is None else sizes)
+        dtype = self.dtypes[0] if dtype is None else dtype
+        if dtype not in self.dtypes:
+            raise unknown(f"dtype for {self.name}", dtype, self.dtypes)
+        layout = self.layouts[0] if layout is None else layout
+        if layout not in self.layouts:
+            if self.layouts == ("",):
+                raise UsageError(f"{self.name} has no layout, so {layout!r} means nothing")
+            raise unknown(f"layout for {self.name}", layout, self.layouts)
+        values = self.attributes(named, dtype, layout)
+        for name, value in attributes.items():
+            if name not in values:
+                raise unknown(f"attribute of {self.name}", name, values)
+            values[name] = value
+        problem = Problem(
+            self.name, tuple(named.items()), dtype, layout, tuple(sorted(values.items()))
+        )
+        self.check(problem)
+        return problem
+
+    def text(self, problem: Problem) -> str:
+        """The sizes as they are written on the command line: ``4096x4096x4096``."""
+        sizes = dict(problem.sizes)
+        batch = sizes.pop(self.batch_axis, 1) if self.batch_axis else 1
+        numbers = list(sizes.values()) if batch == 1 else [batch, *sizes.values()]
+        return "x".join(map(str, numbers))
+
+    def special(self, problem: Problem) -> dict[str, int]:
+        """The attributes that are not at their default."""
+        defaults = self.attributes(dict(problem.sizes), problem.dtype, problem.layout)
+        return {key: value for key, value in problem.attributes if defaults.get(key) != value}
+
+    def bytes(self, problem: Problem) -> int:
+        """Least traffic in bytes: every input read and every output written once."""
+        traffic = 0
+        for array in self.arrays(problem):
+            passes = 2 if array.role == "inout" else 1
+            traffic += passes * math.prod(array.shape) * DTYPE_BYTES[array.dtype]
+        return traffic
+
+    def _sizes(self, sizes: str | tuple[int, ...] | Mapping[str, int]) -> dict[str, int]:
+        if isinstance(sizes, Mapping):
+            known = (self.batch_axis, *self.axes) if self.batch_axis else self.axes
+            for name in sizes:
+                if name not in known:
+                    raise unknown(f"size of {self.name}", name, known)
+            missing = [axis for axis in self.axes if axis not in sizes]
+            if missing:
+                raise UsageError(f"{self.name} needs the sizes {', '.join(missing)}")
+            numbers = [int(sizes[axis]) for axis in self.axes]
+            batch = int(sizes.get(self.batch_axis, 1)) if self.batch_axis else 1
+        else:
+            numbers = parse_sizes(sizes) if isinstance(sizes, str) else list(sizes)
+            batch = 1
+            if self.batch_axis and len(numbers) == len(self.axes) + 1:
+                batch = numbers.pop(0)
+            if len(numbers) != len(self.axes):
+                form = "x".join(self.axes)
+                also = f" or {self.batch_axis}x{form}" if self.batch_axis else ""
+                raise UsageError(
+                    f"a problem of {self.name} is written {form}{also}, not {sizes!r}"
+                )
+        for number in (*numbers, batch):
+            if number < 0:
+                raise UsageError(f"sizes of {self.name} are 0 or more, not {number}")
+        named = dict(zip(self.axes, numbers, strict=True))
+        return {self.batch_axis: batch, **named} if self.batch_axis else named
+
+
+_NUMBER = re.compile(r"(\d{1,18})(?:\^(\d{1,2}))?")
+
+
+def parse_sizes(text: str) -> list[int]:
+    """``4096x4096x4096``, ``2^24`` or ``2^20x3`` as numbers.
+
+    Raises :class:`UsageError` for anything else and for sizes of 2^62 and more, whose byte counts
+    would not fit 64 bits.
+    """
+    numbers = []
+    for part in text.strip().lower().split("x"):
+        match = _NUMBER.fullmatch(part.strip())
+        if not match:
+            raise UsageError(
+                f"malformed problem {text!r}: write sizes as 4096x4096x4096 or 2^24, 0 or more"
+            )
+        base, exponent = int(match[1]), int(match[2] or 1)
+        number = base**exponent
+        if number >= 1 << 62:
+            raise UsageError(f"size {part} in {text!r} is 2^62 or more")
+        numbers.append(number)
+    return numbers
