@@ -84,8 +84,7 @@ class Operation:
     fixes (leading dimensions, whether C is read), with their defaults; ``check`` raises
     :class:`UsageError` for a combination that has no meaning. ``arrays`` lists the operands of a
     problem in the order in which kernels take them, ``scalars`` the run-time factors with their
-    defaults. ``reference`` computes the outputs in fp64 with NumPy. ``flops`` counts arithmetic, ``bytes`` the least traffic: every input read and every output
-    written once.
+    defaults. ``reference`` computes the outputs in fp64 with NumPy. ``flops`` counts arithmetic.
     """
 
     name: str
