@@ -35,9 +35,13 @@ class TunegenError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def message(self) -> str:
+        """What was found, without the hint."""
+        return super().__str__()
+
     def __str__(self) -> str:
-        message = super().__str__()
-        return f"{message} ({self.hint})" if self.hint else message
+        return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
 class UsageError(TunegenError):
@@ -92,7 +96,7 @@ def unknown(kind: str, value: object, known: Iterable[object], *, hint: str = ""
     """The error for a name that is not among ``known``, with the nearest ones first.
 
     >>> str(unknown("dtype", "fp23", ["fp32", "fp64"]))
-    "unknown dtype 'fp23': did you mean fp32? known: fp32, fp64"
+    "unknown dtype 'fp23': did you mean fp32 or fp64? known: fp32, fp64"
     """
     names = [str(name) for name in known]
     near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.5)

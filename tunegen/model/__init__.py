@@ -3,7 +3,9 @@
 
 from tunegen.model.device_class import ARCHS, DeviceClass, capability, check_arch
 from tunegen.model.expr import Expr, ceil_div, evaluate, maximum, minimum
+from tunegen.model.gpu import FoundGpus, GpuInfo
 from tunegen.model.kernel import (
+    SM_COUNT,
     Candidate,
     CompiledKernel,
     KernelDefinition,
@@ -56,6 +58,7 @@ __all__ = [
     "ARCHS",
     "DTYPE_BYTES",
     "GRID_LIMITS",
+    "SM_COUNT",
     "Argument",
     "Array",
     "Candidate",
@@ -70,6 +73,8 @@ __all__ = [
     "Evaluator",
     "Evidence",
     "Expr",
+    "FoundGpus",
+    "GpuInfo",
     "KernelDefinition",
     "KernelImage",
     "KernelSource",

@@ -23,6 +23,9 @@ class DeviceClass:
 
     Limits come from the CUDA programming guide's table of compute capabilities; rates are per
     clock and multiprocessor, or the vendor's datasheet figures. ``source`` says from where.
+    ``clock_mhz`` is the highest boost clock, ``memory_clock_mhz`` as the driver reports it.
+    ``tensor16_per_clock`` and ``tensor64_per_clock`` are dense multiply-adds of tensor cores:
+    16-bit inputs with fp32 sums, and fp64. 0 stands for none, and in ``l2_gbps`` for unknown.
     """
 
     name: str
@@ -41,6 +44,9 @@ class DeviceClass:
     source: str = ""
     registers_per_sm: int = 65536
     shared_bytes_reserved: int = 1024
+    l2_gbps: float = 0.0
+    tensor16_per_clock: int = 0
+    tensor64_per_clock: int = 0
 
     @property
     def capability(self) -> int:

@@ -131,6 +131,8 @@ def evaluate(formula: int | str, sizes: Mapping[str, int]) -> int:
                 return number
             case ast.Name(id=name):
                 return sizes[name]
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
+                return -number
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
             case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in _FUNCTIONS:

@@ -34,6 +34,11 @@ class KernelDefinition:
         return f"tunegen_{self.name}"
 
 
+# What a plan may ask of the device it runs on: the number of multiprocessors, for a grid of so
+# many blocks on each. A manifest's formulas name it beside the sizes.
+SM_COUNT = "SM_COUNT"
+
+
 class Sizes:
     """Sizes and attributes of a problem by name: numbers, or symbols that give formulas."""
 
@@ -49,7 +54,8 @@ class Sizes:
 
     @classmethod
     def symbols(cls, problem: Problem) -> Sizes:
-        return cls({name: Expr(name) for name in problem.names})
+        """A symbol for every size and attribute, and for the device's ``SM_COUNT``."""
+        return cls({name: Expr(name) for name in (*problem.names, SM_COUNT)})
 
 
 @dataclass(frozen=True)
@@ -83,15 +89,17 @@ class KernelSpec:
         return arch + self.suffix
 
     def symbolic_plan(self, config: Config, problem: Problem) -> LaunchPlan:
-        """The launch plan as formulas over the sizes: what a manifest ships."""
+        """The launch plan as formulas over sizes and ``SM_COUNT``: what a manifest ships."""
         return self.plan(config, problem, Sizes.symbols(problem))
 
-    def bound_plan(self, config: Config, problem: Problem) -> LaunchPlan:
-        """The launch plan of this very problem, in numbers; no launches for an empty output.
+    def bound_plan(self, config: Config, problem: Problem, device: DeviceClass) -> LaunchPlan:
+        """The launch plan of this very problem on a device, in numbers; no launches for an empty
+        output.
 
         Raises :class:`tunegen.errors.PlanError` for a grid beyond CUDA's limits.
         """
-        return self.symbolic_plan(config, problem).bind(problem.names)
+        names = {**problem.names, SM_COUNT: device.sm_count}
+        return self.symbolic_plan(config, problem).bind(names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,9 +138,10 @@ class Operation:
     def text(self, problem: Problem) -> str:
         """The sizes as they are written on the command line: ``4096x4096x4096``."""
         sizes = dict(problem.sizes)
-        batch = sizes.pop(self.batch_axis, 1) if self.batch_axis else 1
-        numbers = list(sizes.values()) if batch == 1 else [batch, *sizes.values()]
-        return "x".join(map(str, numbers))
+        batch = sizes.get(self.batch_axis, 1)
+        # In the operation's order, not the problem's: a file may give the sizes in any order.
+        numbers = [sizes[axis] for axis in self.axes]
+        return "x".join(map(str, numbers if batch == 1 else [batch, *numbers]))
 
     def special(self, problem: Problem) -> dict[str, int]:
         """The attributes that are not at their default."""

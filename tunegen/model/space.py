@@ -144,6 +144,12 @@ class _LazyColumns(Columns):
         return columns[name]
 
 
+def _holds(constraint: Constraint, point: Point) -> Any:
+    # Columns have no short circuit: "zero, or a divisor of" divides by zero too, and drops it.
+    with np.errstate(all="ignore"):
+        return constraint.holds(point)
+
+
 @dataclass(frozen=True)
 class Space:
     """Parameters and the constraints between them, for one spec, problem and device.
@@ -197,7 +203,7 @@ class Space:
         return tuple(
             constraint.reason
             for constraint in self.constraints
-            if not np.all(constraint.holds(point))
+            if not np.all(_holds(constraint, point))
         )
 
     def enumerate(self) -> ConfigTable:
@@ -220,7 +226,7 @@ class Space:
                 if not table.shape[1]:
                     break
                 point = _LazyColumns({self.names[i]: (values[i], table[i]) for i in range(depth)})
-                holds = self.constraints[position].holds(point)
+                holds = _holds(self.constraints[position], point)
                 keep = np.broadcast_to(np.asarray(holds, dtype=bool), table.shape[1:])
                 dropped = table.shape[1] - int(np.count_nonzero(keep))
                 if dropped:
@@ -263,8 +269,7 @@ class Space:
         schedule: list[list[int]] = [[] for _ in range(len(self.parameters) + 1)]
         for position, constraint in enumerate(self.constraints):
             recorder = _Recorder(first)
-            with np.errstate(all="ignore"):
-                constraint.holds(recorder)
+            _holds(constraint, recorder)
             depth = max((self.names.index(name) + 1 for name in recorder.names), default=0)
             schedule[depth].append(position)
         return schedule
@@ -289,7 +294,11 @@ class ConfigTable(Sequence[Config]):
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return [self[position] for position in range(*row.indices(len(self)))]
+            return [self.config(position) for position in range(*row.indices(len(self)))]
+        return self.config(row)
+
+    def config(self, row: int) -> Config:
+        """The configuration in ``row``; negative rows count from the end."""
         if not -len(self) <= row < len(self):
             raise IndexError(row)
         column = self.indices[:, row]
@@ -310,26 +319,22 @@ class ConfigTable(Sequence[Config]):
             }
         )
 
-    @functools.cached_property
-    def _codes(self) -> NDArray[np.int64]:
-        """The place of each configuration in the unconstrained space; ascending."""
-        code = np.zeros(len(self), dtype=np.int64)
-        for position, parameter in enumerate(self.space.parameters):
-            code *= len(parameter.values)
-            code += self.indices[position]
-        return code
-
     def row(self, config: Mapping[str, int]) -> int | None:
         """The row of ``config``, or None where it is not a valid configuration."""
-        code = 0
-        for parameter in self.space.parameters:
+        if len(config) != len(self.space.parameters):
+            return None
+        first, last = 0, len(self)
+        for parameter, column in zip(self.space.parameters, self.indices, strict=True):
             try:
                 index = parameter.values.index(config[parameter.name])
             except (KeyError, ValueError):
                 return None
-            code = code * len(parameter.values) + index
-        row = int(np.searchsorted(self._codes, code))
-        return row if row < len(self) and int(self._codes[row]) == code else None
+            # The rows that agree so far lie together and are sorted by the next parameter.
+            agreeing = column[first:last]
+            index = column.dtype.type(index)  # of another type, the whole column is converted
+            last = first + int(np.searchsorted(agreeing, index, side="right"))
+            first += int(np.searchsorted(agreeing, index, side="left"))
+        return first if first < last else None
 
     def require(self, what: str) -> ConfigTable:
         """Itself; raises :class:`NoValidConfig`, with the constraints to blame, where empty."""

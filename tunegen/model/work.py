@@ -50,3 +50,5 @@ class Work:
     """Launches besides the main one."""
     extra_bytes: Count = 0
     """Bytes that those launches move."""
+    register_limit: Count = 255
+    """Registers per thread that the launch bounds leave; what is estimated beyond them spills."""

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiers: a test that needs more than Python is marked with what it needs, and skips with the
+reason where that is missing. ``TUNEGEN_REQUIRE_TIERS=nvrtc,nvdisasm,emulator`` makes a missing
+tier a failure instead: what can be installed is never skipped unnoticed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+
+from tunegen import compiler, device
+from tunegen.disasm.tool import find_nvdisasm
+from tunegen.errors import ToolkitError
+
+REQUIRED = "TUNEGEN_REQUIRE_TIERS"
+
+# A busy machine is no failure: properties have no time limit per example.
+settings.register_profile("tunegen", settings(), deadline=None)
+settings.load_profile("tunegen")
+
+
+def _reason(find: Callable[[], object]) -> str:
+    try:
+        find()
+    except ToolkitError as error:
+        return str(error)
+    return ""
+
+
+def _emulator() -> str:
+    return "" if shutil.which("g++") else "g++ is not installed (apt-get install g++)"
+
+
+# Each gives the reason why its tier cannot run, or the empty string.
+TIERS: dict[str, Callable[[], str]] = {
+    "nvrtc": lambda: _reason(compiler.nvrtc_version),
+    "nvdisasm": lambda: _reason(find_nvdisasm),
+    "emulator": _emulator,
+    "gpu": lambda: device.find_gpus().reason,
+}
+
+
+@functools.cache
+def missing(tier: str) -> str:
+    return TIERS[tier]()
+
+
+def _required() -> list[str]:
+    return [tier for tier in os.environ.get(REQUIRED, "").split(",") if tier]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = set(_required()) - set(TIERS)
+    if unknown:
+        raise pytest.UsageError(
+            f"{REQUIRED} names {', '.join(sorted(unknown))}; tiers are {', '.join(TIERS)}"
+        )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for tier in TIERS:
+        if item.get_closest_marker(tier) is None or not missing(tier):
+            continue
+        if tier in _required():
+            pytest.fail(f"the {tier} tier is required: {missing(tier)}", pytrace=False)
+        pytest.skip(f"no {tier} tier: {missing(tier)}")
