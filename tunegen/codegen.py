@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 
 from tunegen.errors import TemplateError
-from tunegen.model import Config, KernelDefinition, KernelSource, KernelSpec, Problem
+from tunegen.model import Config, KernelDefinition, KernelSource, KernelSpec, Operation, Problem
 from tunegen.resources import data_dir
 
 
@@ -81,20 +81,25 @@ def _render_one(
 
 def regenerate(spec: KernelSpec, config: Config, problem: Problem, arch: str) -> str:
     """The command line that prints this very source again."""
-    operation = spec.operation
-    words = ["tunegen", "inspect", operation.name, "--arch", arch, "--spec", spec.name]
-    words += ["--problem", operation.text(problem), "--dtype", problem.dtype]
-    if problem.layout:
-        words += ["--layout", problem.layout]
-    for name, value in operation.special(problem).items():
-        words += ["--attribute", f"{name}={value}"]
+    words = ["tunegen", "inspect", spec.operation.name, "--arch", arch, "--spec", spec.name]
+    words += problem_words(spec.operation, problem)
     for name, value in config.items():
         words += ["--param", f"{name}={value}"]
     return " ".join([*words, "--emit", "cuda"])
 
 
+def problem_words(operation: Operation, problem: Problem) -> list[str]:
+    """A problem as words of a command line; attributes at their default are left out."""
+    words = ["--problem", operation.text(problem), "--dtype", problem.dtype]
+    if problem.layout:
+        words += ["--layout", problem.layout]
+    for name, value in operation.special(problem).items():
+        words += ["--attribute", f"{name}={value}"]
+    return words
+
+
 _COMMENT_OR_LITERAL = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL
+    r"""//[^\n]*|/\*.*?\*/|\b\d[\w']*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL
 )
 
 

@@ -11,8 +11,10 @@ import json
 import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,16 +46,35 @@ class NvrtcCompiler:
     def __init__(self, cache: KernelCache | None = None, *, lineinfo: bool = False) -> None:
         self._cache = None if lineinfo else cache
         self._lineinfo = lineinfo
+        self._lock = threading.Lock()
+        self._running: dict[str, Future[CompiledKernel]] = {}
 
     def compile(self, source: KernelSource, target: str) -> CompiledKernel:
-        """Compile for ``target``; see :class:`tunegen.model.Compiler`."""
+        """Compile for ``target``; see :class:`tunegen.model.Compiler`.
+
+        Threads that ask for the same kernel at once share one compilation.
+        """
         version = nvrtc_version()
         key = hashlib.sha256(f"{identity(source, target)} {version}".encode()).hexdigest()
         if self._cache and (found := self._cache.get(key)):
             return found
-        kernel = _compile(source, target, version, lineinfo=self._lineinfo)
-        if self._cache:
-            self._cache.put(key, kernel)
+        with self._lock:
+            running = self._running.get(key)
+            if running is None:
+                mine = self._running[key] = Future[CompiledKernel]()
+        if running is not None:
+            return running.result()
+        try:
+            kernel = _compile(source, target, version, lineinfo=self._lineinfo)
+            if self._cache:
+                self._cache.put(key, kernel)
+            mine.set_result(kernel)
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._running[key]
         return kernel
 
 
@@ -177,8 +198,15 @@ _SERIALIZED = re.compile(
 
 
 def read_log(log: str) -> tuple[Resources, str]:
-    """The resource report of one kernel, and whatever else the compiler had to say."""
+    """The resource report of one kernel, and whatever else the compiler had to say.
+
+    Raises :class:`ToolkitError` where the report is missing.
+    """
     counts = {}
+    if not _COUNTS["registers"].search(log):
+        # Seen with NVRTC 13.0 when many threads compiled one source at the same moment. A kernel
+        # without a report must not pass for one that neither uses registers nor spills.
+        raise ToolkitError("ptxas left no resource report in the log", hint="compile it again")
     for name, pattern in _COUNTS.items():
         found = [int(number) for number in pattern.findall(log)]
         counts[name] = max(found, default=0)
@@ -221,23 +249,24 @@ class KernelCache:
         self.folder = folder or default_cache_dir()
 
     def get(self, key: str) -> CompiledKernel | None:
+        """The kernel, or None where there is none that can be read."""
         try:
             content = self._path(key).read_bytes()
-        except FileNotFoundError:
+        except OSError:
             return None
         return _unpack(content)
 
     def put(self, key: str, kernel: CompiledKernel) -> None:
+        """Keep a kernel; raises :class:`ToolkitError` where the folder cannot be written."""
         path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_pack(kernel))
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, _pack(kernel))
+        except OSError as error:
+            raise ToolkitError(
+                f"the kernel cache {self.folder} cannot be written: {error.strerror}",
+                hint="export XDG_CACHE_HOME=DIR",
+            ) from error
 
     def report(self) -> CacheReport:
         kernels = size = damaged = 0
@@ -267,6 +296,17 @@ def default_cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("tunegen")) / "kernels"
 
 
+def _write(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def _pack(kernel: CompiledKernel) -> bytes:
     facts = asdict(replace(kernel, ptx=b"", cubin=b""))
     del facts["ptx"], facts["cubin"], facts["from_cache"]
@@ -287,5 +327,5 @@ def _unpack(content: bytes) -> CompiledKernel | None:
         return CompiledKernel(
             **facts, resources=resources, ptx=body[:cut], cubin=body[cut:], from_cache=True
         )
-    except (ValueError, KeyError, TypeError):  # cut short, or written by another release
-        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # cut short, or written by another release

@@ -3,6 +3,9 @@
 //% for alias, type in types.items()
 using ${alias} = ${type};
 //% endfor
-//% for name, value in constants.items()
-[[maybe_unused]] constexpr int ${name} = ${value};
-//% endfor
+/*# Enumerators, since NVRTC makes a global variable in the image of each constexpr int. #*/
+enum : int {
+  //% for name, value in constants.items()
+  ${name} = ${value},
+  //% endfor
+};
