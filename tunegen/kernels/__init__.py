@@ -7,10 +7,24 @@ import importlib.util
 from pathlib import Path
 
 from tunegen.errors import UsageError, unknown
-from tunegen.kernels import matmul_naive
+from tunegen.kernels import (
+    matmul_naive,
+    matmul_simt,
+    vector_add,
+    vector_axpy,
+    vector_copy,
+    vector_fill,
+)
 from tunegen.model import KernelSpec, Operation
 
-SPECS: tuple[KernelSpec, ...] = (matmul_naive.SPEC,)
+SPECS: tuple[KernelSpec, ...] = (
+    matmul_simt.SPEC,
+    matmul_naive.SPEC,
+    vector_fill.SPEC,
+    vector_copy.SPEC,
+    vector_add.SPEC,
+    vector_axpy.SPEC,
+)
 
 
 def operations(specs: tuple[KernelSpec, ...] = SPECS) -> dict[str, Operation]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tunegen.kernels import matmul
 from tunegen.model import (
+    GRID_LIMITS,
     Config,
     Constraint,
     DeviceClass,
@@ -61,6 +62,13 @@ def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
     return matmul.size_limits()
 
 
+def refuses(p: Problem, d: DeviceClass) -> str:
+    blocks = tiles(default(p, d), p)
+    if blocks > GRID_LIMITS[0]:
+        return f"C has {blocks} blocks of 16x16, a grid has at most {GRID_LIMITS[0]} of them in x"
+    return matmul.refuses(p)
+
+
 # --- flops and bytes -----------------------------------------------------------------------------
 
 
@@ -75,7 +83,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     b_lines = minimum(c.BLOCK_N, 32) if p.layout[1] == "t" else 1
     rows_per_warp = ceil_div(32, c.BLOCK_N)
     a_lines = 1 if p.layout[0] == "t" else rows_per_warp
-    l2_per_block = p.K * (c.BLOCK_M + c.BLOCK_N) * element + threads(c) * element
+    l2_per_block = (p.K * (c.BLOCK_M + c.BLOCK_N) + threads(c) * (1 + p.beta)) * element
     return Work(
         blocks=blocks,
         threads=threads(c),
@@ -125,5 +133,5 @@ SPEC = KernelSpec(
     plan=plan,
     work=work,
     limits=limits,
-    refuses=lambda p, d: matmul.refuses(p),
+    refuses=refuses,
 )
