@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search: what it may propose, in which order, and that it learns."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunegen.errors import NoValidConfig, UsageError
+from tunegen.model import (
+    Config,
+    Constraint,
+    KernelSpec,
+    LaunchPlan,
+    Measurement,
+    Operation,
+    Outcome,
+    Parameter,
+    Space,
+    parameters,
+)
+from tunegen.search import SAMPLERS, Contender, make_search
+
+ROOT = Path(__file__).resolve().parents[1]
+
+OPERATION = Operation(
+    name="nothing",
+    summary="searched, never run",
+    axes=(),
+    dtypes=("fp32",),
+    default_sizes=(),
+    arrays=lambda problem: (),
+    reference=lambda problem, operands, scalars: {},
+    flops=lambda problem: 0,
+)
+
+
+def contender(name, space, *, default=0, prior=None):
+    """A spec with the given space; ``default`` is a row, ``prior`` a time per config."""
+    table = space.enumerate()
+    first = table[default] if len(table) else Config({})
+    spec = KernelSpec(
+        name=name,
+        operation=OPERATION,
+        summary="",
+        space=lambda problem, device: space,
+        default=lambda problem, device: first,
+        kernels=lambda config, problem: (),
+        plan=lambda config, problem, sizes: LaunchPlan(()),
+        work=lambda config, problem, device: None,
+        limits=lambda config, problem: (),
+    )
+    prior_us = None if prior is None else np.array([prior(config) for config in table])
+    return Contender(spec, table, first, prior_us)
+
+
+def grid(values_each, count, *constraints):
+    """A space of ``count`` parameters P0, P1 ... with the values 0, 1 ..."""
+    rows = ((f"P{i}", range(values_each), "") for i in range(count))
+    return Space(parameters(rows), constraints)
+
+
+def took(us):
+    return Outcome("measured", Measurement(us, "test"))
+
+
+FAILED = Outcome("rejected", reason="test")
+
+
+def run(search, outcome_of, trials, *, ahead=1):
+    """Ask and tell as the tuner does; the proposals in the order of asking."""
+    proposals, under_way = [], collections.deque()
+    while len(proposals) < trials and (proposal := search.ask()) is not None:
+        proposals.append(proposal)
+        under_way.append(proposal)
+        if len(under_way) == ahead:
+            told = under_way.popleft()
+            search.tell(told, outcome_of(told))
+    for told in under_way:
+        search.tell(told, outcome_of(told))
+    return proposals
+
+
+def bowl(proposal):
+    """Least at 1, 2, 1, 2 ..., the same weight for every parameter."""
+    values = proposal.config.values()
+    return took(1.0 + sum((value - 1 - i % 2) ** 2 for i, value in enumerate(values)))
+
+
+def key(proposal):
+    return proposal.contender.spec.name, proposal.config
+
+
+# --- what may be proposed ------------------------------------------------------------------------
+
+
+@st.composite
+def small_spaces(draw):
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    rows = tuple(
+        Parameter(f"P{i}", tuple(2**j for j in range(size)), "") for i, size in enumerate(sizes)
+    )
+    bound = draw(st.integers(2, 4 * len(sizes)))
+    names = [row.name for row in rows]
+    return Space(
+        rows, (Constraint("bounded", lambda c: sum(getattr(c, n) for n in names) <= bound),)
+    )
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@settings(deadline=None, max_examples=15)
+@given(
+    found=st.lists(small_spaces().filter(lambda s: len(s.enumerate())), min_size=1, max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+    ahead=st.integers(1, 6),
+    data=st.data(),
+)
+def test_every_valid_config_once_and_no_other(sampler, found, seed, ahead, data):
+    contenders = [
+        contender(
+            f"spec{i}",
+            space,
+            default=data.draw(st.integers(0, len(space.enumerate()) - 1)),
+            prior=data.draw(st.sampled_from([None, lambda c: 1.0 + sum(c.values())])),
+        )
+        for i, space in enumerate(found)
+    ]
+    search = make_search(sampler, contenders, seed)
+    fails = data.draw(st.integers(2, 5))
+    proposals = run(
+        search,
+        lambda p: FAILED if p.number % fails == 0 else took(float(p.number)),
+        10**6,
+        ahead=ahead,
+    )
+    asked = [key(proposal) for proposal in proposals]
+    assert len(asked) == len(set(asked))
+    assert set(asked) == {(c.spec.name, config) for c in contenders for config in c.table}
+    assert [proposal.number for proposal in proposals] == list(range(len(asked)))
+    assert search.ask() is None
+
+    defaults = proposals[: len(contenders)]
+    assert [(p.contender, p.config) for p in defaults] == [(c, c.default) for c in contenders]
+    assert {p.origin for p in defaults} == {"default"}
+    assert "default" not in {p.origin for p in proposals[len(contenders) :]}
+
+
+def test_one_value_per_parameter():
+    only = contender("only", grid(1, 3))
+    search = make_search("tpe", [only], 0)
+    proposals = run(search, bowl, 100)
+    assert [p.config for p in proposals] == [only.default]
+
+
+# --- the points of the model ---------------------------------------------------------------------
+
+
+def weights(config):
+    """A prior with no ties: the lower the values, the faster, P0 above all."""
+    return 1.0 + sum(value * 4.0**-i for i, value in enumerate(config.values()))
+
+
+def apart(left, right):
+    return sum(left[name] != right[name] for name in left)
+
+
+def test_the_models_points_are_its_best_that_lie_apart():
+    space = grid(3, 6, Constraint("bounded", lambda c: c.P0 + c.P1 + c.P2 <= 4))
+    one = contender("one", space, default=-1, prior=weights)
+    proposals = run(make_search("tpe", [one], 3), bowl, 40)
+    points = [p.config for p in proposals if p.origin == "model"]
+    assert [p.origin for p in proposals] == ["default", *["model"] * 16, *["sampler"] * 23]
+    chosen = [one.default]
+    for point in points:
+        far = [c for c in one.table if all(apart(c, before) >= 3 for before in chosen)]
+        assert point == min(far, key=weights)
+        chosen.append(point)
+
+
+def test_points_lie_as_far_apart_as_a_small_space_allows():
+    one = contender("one", grid(3, 2), prior=weights)
+    proposals = run(make_search("tpe", [one], 0), bowl, 3)
+    assert [p.origin for p in proposals] == ["default", "model", "model"]
+    assert all(apart(a.config, b.config) == 2 for a, b in itertools.combinations(proposals, 2))
+
+
+def test_contenders_take_turns():
+    many = contender("many", grid(3, 8), prior=weights)
+    tiny = contender("tiny", grid(2, 2), prior=lambda c: 1e-3)
+    other = contender("other", grid(3, 8), prior=lambda c: 1e6 * weights(c))
+    proposals = run(make_search("tpe", [many, tiny, other], 0), bowl, 30)
+    order = [p.contender.spec.name for p in proposals if p.origin == "model"]
+    assert len(order) == 16
+    assert order[:6] == ["many", "tiny", "other"] * 2
+    assert order.count("tiny") == 3  # all there are besides its default
+    assert abs(order.count("many") - order.count("other")) <= 1
+
+
+def test_what_the_model_cannot_see_running_is_left_to_the_sampler():
+    one = contender(
+        "one", grid(2, 6), prior=lambda c: np.inf if c.P0 else np.nan if c.P1 else weights(c)
+    )
+    proposals = run(make_search("tpe", [one], 0), bowl, 64)
+    assert all(p.config.P0 == p.config.P1 == 0 for p in proposals if p.origin == "model")
+    assert {p.config.P0 for p in proposals if p.origin == "sampler"} == {0, 1}
+
+
+def test_without_a_model_the_first_points_are_spread_too():
+    one = contender("one", grid(3, 8))
+    first = [p.config for p in run(make_search("tpe", [one], 0), bowl, 17)]
+    second = [p.config for p in run(make_search("tpe", [one], 1), bowl, 17)]
+    for configs in (first, second):
+        assert min(apart(a, b) for a, b in itertools.combinations(configs, 2)) >= 3
+    assert set(first[1:]) != set(second[1:])
+
+
+# --- determinism ---------------------------------------------------------------------------------
+
+PROBE = """
+import sys; sys.path[:0] = sys.argv[1:]
+import test_search as t
+space = t.grid(4, 6, t.Constraint("bounded", lambda c: c.P0 + c.P1 <= 5))
+both = [t.contender("a", space), t.contender("b", t.grid(3, 5), prior=t.weights)]
+for p in t.run(t.make_search("tpe", both, 7), t.bowl, 60, ahead=5):
+    print(p.origin, *t.key(p))
+"""
+
+
+def test_the_same_seed_gives_the_same_trials_in_another_process():
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PROBE, str(ROOT), str(ROOT / "tests")],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]  # fmt: skip
+    assert runs[0] == runs[1]
+    assert len(set(runs[0].splitlines())) == 60
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_another_seed_gives_other_trials(sampler):
+    one = contender("one", grid(4, 6))
+    runs = [
+        [p.config for p in run(make_search(sampler, [one], seed), bowl, 40)] for seed in (0, 0, 1)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_proposals_may_wait_for_their_outcome():
+    """Eight under way: none is proposed again, and the order of telling is free."""
+    one = contender("one", grid(4, 5))
+    search = make_search("tpe", [one], 0)
+    seen, waiting = set(), []
+    for step in range(120):
+        proposal = search.ask()
+        assert proposal.config not in seen
+        seen.add(proposal.config)
+        waiting.append(proposal)
+        if len(waiting) == 8:
+            told = waiting.pop(step % 8)
+            search.tell(told, bowl(told))
+
+
+# --- learning ------------------------------------------------------------------------------------
+
+
+def best_times(sampler, contenders, outcome_of, trials, seeds=range(4), ahead=8):
+    """The best time found per seed."""
+    for seed in seeds:
+        proposals = run(make_search(sampler, contenders, seed), outcome_of, trials, ahead=ahead)
+        yield min(o.median_us for p in proposals if (o := outcome_of(p)).ok)
+
+
+def test_tpe_beats_chance():
+    one = contender("one", grid(5, 7, Constraint("odd", lambda c: (c.P0 + c.P3) % 2 == 1)))
+    tpe = np.mean(list(best_times("tpe", [one], bowl, 100)))
+    chance = np.mean(list(best_times("random", [one], bowl, 100)))
+    assert tpe < 0.7 * chance
+
+
+@pytest.mark.parametrize("times", [lambda gflops: 1e6 / gflops, lambda gflops: 1e-6 / gflops])
+def test_failures_rank_last(times):
+    """Whatever the unit: half the space fails, and the sampler turns away from it."""
+    one = contender("one", grid(4, 6))
+
+    def outcome_of(proposal):
+        if proposal.config.P0 < 2:
+            return FAILED
+        return took(times(1.0 + sum(proposal.config.values())))
+
+    failed = chosen = 0
+    for seed in range(2):
+        proposals = run(make_search("tpe", [one], seed), outcome_of, 100, ahead=4)
+        late = [p for p in proposals[40:] if p.origin == "sampler"]
+        failed += sum(not outcome_of(p).ok for p in late)
+        chosen += len(late)
+    assert failed < 0.2 * chosen
+
+
+def test_a_run_of_failures_is_survived():
+    one = contender("one", grid(3, 4))
+    proposals = run(make_search("tpe", [one], 0), lambda p: FAILED, 10**6)
+    assert len(proposals) == 81
+
+
+def test_the_faster_spec_gets_most_trials():
+    fast, slow = contender("fast", grid(4, 6)), contender("slow", grid(4, 6))
+
+    def outcome_of(proposal):
+        factor = 1 if proposal.contender is fast else 10
+        return took(factor * bowl(proposal).median_us)
+
+    proposals = run(make_search("tpe", [slow, fast], 0), outcome_of, 100, ahead=4)
+    late = [p.contender for p in proposals[40:]]
+    assert late.count(fast) > 0.7 * len(late)
+    assert min(outcome_of(p).median_us for p in proposals) <= 3
+
+
+def test_a_fast_spec_that_is_exhausted_gives_way():
+    tiny, large = contender("tiny", grid(2, 2)), contender("large", grid(3, 7))
+
+    def outcome_of(proposal):
+        factor = 1 if proposal.contender is tiny else 100
+        return took(factor * bowl(proposal).median_us)
+
+    proposals = run(make_search("tpe", [tiny, large], 0), outcome_of, 80)
+    assert sum(p.contender is tiny for p in proposals) == 4
+    assert len({key(p) for p in proposals}) == 80
+
+
+# --- speed ---------------------------------------------------------------------------------------
+
+
+def asking(sampler, one, trials):
+    """Mean processor seconds of one ask."""
+    search = make_search(sampler, [one], 0)
+    seconds = 0.0
+    for _ in range(trials):
+        started = time.process_time()
+        proposal = search.ask()
+        seconds += time.process_time() - started
+        search.tell(proposal, bowl(proposal))
+    return seconds / trials
+
+
+def test_asking_is_fast():
+    """18,000 configurations of 14 parameters, 200 trials."""
+    space = Space(
+        parameters(
+            [
+                *((f"P{i}", range(4), "") for i in range(8)),
+                *((f"Q{i}", (1,), "") for i in range(6)),
+            ]
+        ),
+        (Constraint("bounded", lambda c: (c.P0 + c.P1 <= 4) & (c.P2 * c.P3 + c.P4 <= 2)),),
+    )
+    one = contender("one", space, prior=weights)
+    assert 15_000 < len(one.table) < 25_000
+    assert asking("tpe", one, 200) < 0.010
+
+
+def test_a_million_configurations_are_searched():
+    """Each ask reads a table of 7 MB once or twice; there is no Python per configuration."""
+    table = grid(10, 6).enumerate()
+    assert len(table) == 10**6
+    prior = np.random.default_rng(0).random(10**6)
+    one = contender("one", grid(1, 1))
+    million = Contender(one.spec, table, table[0], prior)
+    for sampler in SAMPLERS:
+        assert asking(sampler, million, 30) < 0.1
+
+
+# --- errors, and manners -------------------------------------------------------------------------
+
+
+def test_an_unknown_sampler_names_the_known():
+    one = contender("one", grid(2, 2))
+    with pytest.raises(UsageError, match="unknown sampler 'tpee': did you mean tpe"):
+        make_search("tpee", [one], 0)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_has_32_bits(seed):
+    with pytest.raises(UsageError, match=f"seed {seed} is not between"):
+        make_search("tpe", [contender("one", grid(2, 2))], seed)
+
+
+def test_nothing_to_choose_from():
+    with pytest.raises(NoValidConfig):
+        make_search("tpe", [], 0)
+    empty = contender("empty", grid(2, 2, Constraint("never", lambda c: c.P0 > 5)))
+    with pytest.raises(NoValidConfig, match="'never' removed 4"):
+        make_search("tpe", [empty], 0)
+
+
+def test_a_default_that_breaks_a_constraint_is_named():
+    space = grid(2, 2, Constraint("P0 is 0", lambda c: c.P0 == 0))
+    one = contender("one", space)
+    broken = Contender(one.spec, one.table, Config({"P0": 1, "P1": 0}))
+    with pytest.raises(UsageError, match=r"default of one is no valid configuration.*P0 is 0"):
+        make_search("tpe", [broken], 0)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_outcome_is_told_once(sampler):
+    search = make_search(sampler, [contender("one", grid(2, 2))], 0)
+    proposal = search.ask()
+    search.tell(proposal, took(1.0))
+    with pytest.raises(ValueError, match="proposal 0 is not under way"):
+        search.tell(proposal, took(1.0))
+
+
+def test_optuna_keeps_quiet_and_stays_as_it_was(capfd):
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    contenders = [contender("a", grid(3, 3)), contender("b", grid(3, 3))]
+    run(make_search("tpe", contenders, 0), bowl, 54)
+    assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    assert capfd.readouterr() == ("", "")
