@@ -1,4 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tunegen: a code-generating CUDA kernel autotuner."""
+"""tunegen: generate CUDA kernels from templates, search their configurations, ship the winners.
+
+>>> import tunegen
+>>> result = tunegen.tune("matmul", arch="sm_90", problem="4096x4096x4096")  # doctest: +SKIP
+>>> build = tunegen.compile("axpy", arch="sm_80", problem="2^24")            # doctest: +SKIP
+>>> records = tunegen.Database().records(arch="sm_90")                       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tunegen.database import Database
+    from tunegen.errors import TunegenError
+    from tunegen.session import compile, export, inspect, tune
+
+__all__ = ["Database", "TunegenError", "__version__", "compile", "export", "inspect", "tune"]
+
+# Public names and where they are; loaded when first used, since NVRTC, Optuna and NumPy are slow.
+_LAZY = {
+    "Database": "tunegen.database",
+    "TunegenError": "tunegen.errors",
+    "compile": "tunegen.session",
+    "export": "tunegen.session",
+    "inspect": "tunegen.session",
+    "tune": "tunegen.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tunegen' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands share: options, the problem they describe, and how results are printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tunegen.errors import UsageError
+
+if TYPE_CHECKING:  # rich and the specs load slowly: --help must not wait for them
+    from rich.console import Console
+    from rich.table import Table
+
+    from tunegen.model import KernelSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options before the command."""
+
+    quiet: bool = False
+    verbose: bool = False
+    kernel_files: tuple[str, ...] = ()
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """The shipped specs, after those of ``--kernel`` files."""
+        from tunegen import kernels
+
+        return (*(kernels.load(Path(file)) for file in self.kernel_files), *kernels.SPECS)
+
+    def note(self, text: str) -> None:
+        """One line on stderr, unless quiet."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+
+pass_settings = click.make_pass_decorator(Settings, ensure=True)
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document and nothing else."
+)
+db_option = click.option(
+    "--db",
+    type=click.Path(file_okay=False),
+    help="Database folder to use instead of the one in the user's data directory.",
+)
+
+
+def problem_options(*, several: bool = False, archs: bool = False) -> Callable[[F], F]:
+    """The options that say what is to be computed and for which GPU.
+
+    ``several`` lets --problem be repeated, ``archs`` lets --arch.
+    """
+    arch_help = "Compute capability: sm_75 to sm_121."
+    if archs:
+        devices = [
+            click.option(
+                "--arch",
+                "archs",
+                multiple=True,
+                required=True,
+                help=f"{arch_help} May be repeated.",
+            )
+        ]
+    else:
+        devices = [
+            click.option("--arch", help=arch_help),
+            click.option("--chip", help="A kind of GPU of that arch, as in --chip 'NVIDIA A100'."),
+        ]
+    options = [
+        *devices,
+        click.option(
+            "--problem",
+            "problems" if several else "problem",
+            multiple=several,
+            help="Sizes: MxNxK or BxMxNxK for matmul, N for vectors; 2^24 is a number."
+            + (" May be repeated." if several else ""),
+        ),
+        click.option("--dtype", help="fp32, fp64, fp16 or bf16."),
+        click.option("--layout", help="matmul: nn, nt, tn or tt (A then B, t stored transposed)."),
+        click.option(
+            "--attribute",
+            "attributes",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=_pairs,
+            help="matmul: lda, ldb, ldc, beta (0 or 1), align. May be repeated.",
+        ),
+        click.option("--spec", help="Only this kernel spec of the operation."),
+    ]
+
+    def decorate(function: F) -> F:
+        return functools.reduce(lambda inner, option: option(inner), reversed(options), function)
+
+    return decorate
+
+
+param_option = click.option(
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda context, parameter, values: _pairs(context, parameter, values),
+    help="Fix a parameter, as in --param BLOCK_M=128. May be repeated.",
+)
+
+
+def _pairs(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, int]:
+    pairs = {}
+    for text in values:
+        name, _, number = text.partition("=")
+        try:
+            pairs[name.strip()] = int(number)
+        except ValueError:
+            raise UsageError(
+                f"{parameter.opts[0]} {text!r}: write NAME=VALUE with a whole number"
+            ) from None
+    return pairs
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; plain text where the stream is no terminal or NO_COLOR is set."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # A pipe has no width: wide enough that no cell of ours is cut or folded.
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else 200)
+
+
+def table(title: str, *columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column)
+    return made
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout: dataclasses as objects, never NaN."""
+    click.echo(json.dumps(document, default=_plain, indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def duration(us: float) -> str:
+    """A time in the unit that reads best: 3.21 us, 45.6 ms."""
+    if us < 1e3:
+        return f"{us:.3g} us" if us < 100 else f"{us:.0f} us"
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tunegen export: a folder of kernels for other projects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tunegen.cli.common import (
+    Settings,
+    console,
+    db_option,
+    json_option,
+    pass_settings,
+    problem_options,
+    table,
+)
+
+EPILOG = """\b
+Examples:
+  tunegen export matmul --arch sm_80 --arch sm_90 --out kernels/
+  tunegen export matmul add axpy --arch sm_90 --out kernels/ --db my_db/
+  tunegen export matmul --arch sm_90 --problem 64x4096x4096 --dtype fp64 --out kernels/
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("operations", nargs=-1, required=True)
+@problem_options(archs=True)
+@click.option("--out", required=True, type=click.Path(file_okay=False), help="Folder to write.")
+@db_option
+@json_option
+@pass_settings
+def export(
+    settings: Settings, /, operations: tuple[str, ...], out: str, as_json: bool, **options: Any
+) -> None:
+    """Write the recorded kernels of OPERATIONS for other projects to ship.
+
+    Per kernel the CUDA source, a cubin for each arch, PTX for newer devices, and a manifest with
+    launch plan, limits and checksums. Where nothing is recorded, the spec's default goes in,
+    marked "default, unmeasured". The same input gives the same bytes.
+    """
+    from tunegen import bundle, session
+
+    manifest = session.export(operations, out=out, specs=settings.specs(), **options)
+    if as_json:
+        click.echo(bundle.encode(manifest).decode(), nl=False)
+        return
+    rows = table(f"{out}", "kernel", "target", "config is", "image", "min driver")
+    for entry in manifest.entries:
+        for image in entry.images:
+            rows.add_row(
+                entry.name, image.target, image.provenance, image.status, image.min_driver
+            )
+        if entry.ptx is not None:
+            rows.add_row(
+                entry.name, f"PTX {entry.ptx.target}", "", f"ISA {entry.ptx.isa}",
+                entry.ptx.min_driver,
+            )  # fmt: skip
+    console().print(rows)
