@@ -426,7 +426,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
 # --- every spec ----------------------------------------------------------------------------------
 
 GENERATIONS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-SAMPLES = 6  # configs per spec and generation; chosen for the time that they take
+SAMPLES = 8  # configs per spec and generation; chosen for the time that they take
 SEED = 20
 
 
