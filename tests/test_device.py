@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tunegen import device
+from tunegen.device import detect as device
 from tunegen.model import GpuInfo
 
 

@@ -46,7 +46,8 @@ class Prepare:
     device from ``seed``: "normal" values, or small integers whose result is exact in any order of
     summation. ``reference`` writes the expected outputs in fp64, as arrays without gaps, one
     pointer argument ``reference_<operand>`` for each; ``expected`` gives them where there is no
-    such kernel. ``offsets`` shifts operands from their aligned place, in bytes. What was prepared
+    such kernel. ``checks`` are the compiled kernels that fill and compare, for the dtypes of
+    ``arrays``. ``offsets`` shifts operands from their aligned place, in bytes. What was prepared
     before is released.
     """
 
@@ -54,6 +55,7 @@ class Prepare:
     scalars: Mapping[str, float]
     seed: int
     sets: int
+    checks: tuple[CompiledKernel, ...]
     inputs: InputKind = "normal"
     reference: Executable | None = None
     given: Mapping[str, NDArray[np.generic]] | None = None
