@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiers: a test that needs more than Python is marked with what it needs, and skips with the
-reason where that is missing. ``TUNEGEN_REQUIRE_TIERS=nvrtc,nvdisasm,emulator`` makes a missing
-tier a failure instead: what can be installed is never skipped unnoticed."""
+reason where that is missing. ``TUNEGEN_REQUIRE_TIERS=nvrtc,nvdisasm`` makes a missing tier a
+failure instead: what can be installed is never skipped unnoticed."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import shutil
 from collections.abc import Callable
@@ -32,6 +33,14 @@ def _reason(find: Callable[[], object]) -> str:
     return ""
 
 
+def _nvjitlink() -> str:
+    try:
+        importlib.import_module("cuda.bindings.nvjitlink").version()
+    except (ImportError, RuntimeError):  # the bindings load the library at the first call
+        return "nvJitLink is not installed (pip install 'nvidia-nvjitlink==13.*')"
+    return ""
+
+
 def _emulator() -> str:
     return "" if shutil.which("g++") else "g++ is not installed (apt-get install g++)"
 
@@ -40,6 +49,7 @@ def _emulator() -> str:
 TIERS: dict[str, Callable[[], str]] = {
     "nvrtc": lambda: _reason(compiler.nvrtc_version),
     "nvdisasm": lambda: _reason(find_nvdisasm),
+    "nvjitlink": _nvjitlink,
     "emulator": _emulator,
     "gpu": lambda: device.find_gpus().reason,
 }

@@ -174,25 +174,19 @@ def test_a_fresh_compilation_gives_the_same_bundle(tmp_path):
 
 
 @pytest.mark.nvrtc
+@pytest.mark.nvjitlink
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
 def test_the_ptx_floor_assembles(shipped, arch):
-    nvjitlink = pytest.importorskip("cuda.bindings.nvjitlink")
+    from assembling import assemble
+
     for entry in shipped.manifest.entries:
         assert entry.ptx is not None
         assert entry.ptx.target == "sm_75"
         assert entry.ptx.min_driver == PTX_DRIVERS[entry.ptx.isa]
         for kernel in entry.ptx.kernels:
-            ptx = shipped.read(kernel) + b"\0"
-            linker = nvjitlink.create(1, [f"-arch={arch}"])
-            try:
-                nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx, len(ptx), kernel.file)
-                nvjitlink.complete(linker)
-                cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
-                nvjitlink.get_linked_cubin(linker, cubin)
-            finally:
-                nvjitlink.destroy(linker)
-            assert f"sm_{disasm.cubin_capability(bytes(cubin))}" == arch
-            assert f".text.{kernel.entry}" in disasm.code_sections(bytes(cubin))
+            cubin = assemble(shipped.read(kernel), arch)
+            assert f"sm_{disasm.cubin_capability(cubin)}" == arch
+            assert f".text.{kernel.entry}" in disasm.code_sections(cubin)
 
 
 @pytest.mark.nvrtc

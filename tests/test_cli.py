@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from tunegen import cli, kernels
+from tunegen.cli import common
 from tunegen.cli.main import run
 from tunegen.model import ARCHS
 
@@ -21,6 +23,7 @@ def own_folders(tmp_path, monkeypatch):
     """No test reads or writes the user's database; compiled kernels are shared."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # predictions, whatever is here
 
 
 @pytest.fixture
@@ -55,6 +58,9 @@ BAD = {
     "tune axpy --arch sm_90 --problem ''": (2, "malformed problem"),
     "tune matmul --arch sm_90 --attribute lda=1": (2, "less than a row"),
     "tune matmul --arch sm_90 --attribute ldx=1": (2, "known: lda, ldb"),
+    f"tune matmul --arch sm_90 --attribute lda={2**62}": (2, "2^62 or more"),
+    f"tune matmul --arch sm_90 --attribute lda={2**61}": (2, "addresses end at 2^63"),
+    f"tune matmul --arch sm_90 --attribute lda={'9' * 4000}": (2, "[...]"),
     "tune matmul --arch sm_90 --attribute lda": (2, "NAME=VALUE"),
     "tune matmul --arch sm_90 --trials 0": (2, "trials=0"),
     "tune matmul --arch sm_90 --trials -1": (2, "trials=-1"),
@@ -64,6 +70,12 @@ BAD = {
     "tune matmul --arch sm_90 --seconds nan": (2, "seconds=nan"),
     "tune matmul --arch sm_90 --sampler tpo": (2, "did you mean tpe"),
     "tune matmul --arch sm_90 --evaluator gpi": (2, "did you mean gpu"),
+    "tune matmul --arch sm_90 --policy brust": (2, "did you mean burst"),
+    "tune matmul --arch sm_90 --finals-seconds 0": (2, "finals_seconds=0"),
+    "tune matmul --arch sm_90 --finals-seconds nan": (2, "finals_seconds=nan"),
+    "tune matmul --arch sm_90 --device first": (2, "first"),
+    "tune matmul --arch sm_90 --evaluator model --device 0": (2, "--device 0 means nothing"),
+    "tune matmul --arch sm_90 --seed -1": (2, "seed -1"),
     "tune matmul --arch sm_90 --no-such-option": (2, "--no-such-option"),
     "tune": (2, "OPERATION"),
     "tuna": (2, "tuna"),
@@ -75,18 +87,22 @@ BAD = {
     "export matmul --arch sm_90": (2, "--out"),
     "export matmul --out x": (2, "--arch"),
     "export matmull --arch sm_90 --out x": (2, "did you mean matmul"),
+    "export matmul --arch sm_9 --out x": (2, "did you mean sm_90"),
+    "export matmul --arch sm_90 --out ''": (2, "--out"),
+    "tune fill --arch sm_90 --db ''": (2, "--db"),
+    f"tune fill --arch sm_90 --trials 1 --db {'x' * 300}": (1, "File name too long"),
     "db show matmull --arch sm_90": (2, "did you mean matmul"),
     "db list --arch sm_9": (2, "unknown arch"),
     "db merge no_such_folder": (2, "no database folder"),
     "kernels matmull": (2, "did you mean matmul"),
+    "kernels --arch sm_90": (2, "name it first"),
     "--kernel no_such_file.py kernels": (2, "no kernel file"),
+    f"--kernel {'x' * 300} kernels": (2, "no kernel file"),
 }
 
 
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_one_line_that_names_the_way_on(words, tunegen, tmp_path, monkeypatch):
-    import shlex
-
     monkeypatch.chdir(tmp_path)
     code, out, err = tunegen(*shlex.split(words))
     expected, text = BAD[words]
@@ -110,6 +126,48 @@ def test_no_valid_configuration_says_which_constraint_removed_how_many(tunegen):
     )
     assert code == 1
     assert "M=8589934592" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("SPEC = 1", "no SPEC"), ("def", "does not load"), ("import no_x", "no_x")]
+)
+def test_a_kernel_file_that_defines_nothing(text, word, tunegen, tmp_path):
+    (tmp_path / "k.py").write_text(text)
+    code, out, err = tunegen("--kernel", tmp_path / "k.py", "kernels")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert word in err
+    assert "k.py" in err
+
+
+def program(*words, **more):
+    """Run the program itself, with other streams than a test's."""
+    return subprocess.run(
+        [sys.executable, "-m", "tunegen", *words], text=True, check=False, timeout=60, **more
+    )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = f"{sys.executable} -m tunegen kernels | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [("kernels",), ("kernels", "--json"), ("--version",)])
+def test_closed_streams_are_no_error(words):
+    """A daemon may have none of the three."""
+    for stream in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        command = f"{sys.executable} -m tunegen {' '.join(words)} {stream}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), stream
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("words", [("kernels",), ("kernels", "fill", "--json"), ("--help",)])
+def test_a_full_disk_is_one_line(words):
+    with open("/dev/full", "w") as full:
+        done = program(*words, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == "tunegen: the output cannot be written: No space left on device\n"
 
 
 def test_no_arguments_show_the_help(tunegen):
@@ -415,6 +473,51 @@ def test_doctor(tunegen):
     assert code == int(any(c["status"] in ("missing", "conflict") for c in checks.values()))
 
 
+def test_doctor_remarks_on_what_is_not_well(tunegen):
+    _, out, _ = tunegen("doctor", "--json")
+    checks = json.loads(out)
+    _, out, _ = tunegen("doctor")
+    for check in checks:
+        if check["detail"]:
+            remark = f"{check['name']}: {check['detail']}" in out.splitlines()
+            assert remark == (check["status"] != "ok"), check
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_tables_lose_nothing_on_a_narrow_terminal(width, capsys, monkeypatch):
+    """Every word is there, in one piece if it is no path; numbers stand to the right."""
+    cells = ["kernel_with_a_name", "12.5 us", "a sentence of several words", "/a/long/path" * 5]
+    rows = common.table("", "what", ">time", "why", "where")
+    rows.add_row(*cells)
+    rows.add_row("x", "3 us", "", "")
+    real = common.console
+    monkeypatch.setattr(common, "console", lambda: setattr(c := real(), "width", width) or c)
+    common.print_table(rows)
+    out = capsys.readouterr().out
+    for word in ["what", "time", "why", "where", *cells[0].split(), cells[1], *cells[2].split()]:
+        assert word in out
+    assert sum(line.count(part) for line in out.splitlines() for part in "/") == 15
+    assert not any(line.endswith(" ") for line in out.splitlines())
+    assert re.search(r"\bx {20,}3 us$", out, re.MULTILINE)
+
+
+def test_counts_agree_with_their_noun():
+    assert [common.counted(n, "record") for n in (0, 1, 2000)] == [
+        "0 records", "1 record", "2,000 records",
+    ]  # fmt: skip
+
+
+@pytest.mark.nvrtc
+def test_records_that_differ_in_attributes_look_different(tunegen):
+    for extra in ((), ("--attribute", "lda=72", "--attribute", "beta=1")):
+        tunegen(
+            "tune", "matmul", "--arch", "sm_90", "--problem", "64x64x64", "--trials", 1, *extra
+        )
+    _, out, err = tunegen("db", "list")
+    assert err == "2 records\n"
+    assert "64x64x64 fp32 nn beta=1 lda=72" in out
+
+
 @pytest.mark.nvrtc
 def test_a_kernel_file_of_ones_own(tunegen, request):
     path = request.path.parent / "data" / "added_kernel" / "scale.py"
@@ -423,6 +526,12 @@ def test_a_kernel_file_of_ones_own(tunegen, request):
     )
     assert code == 0, err
     assert json.loads(out)["results"][0]["operation"] == "scale"
+    _, out, _ = tunegen("--kernel", path, "inspect", "scale", "--arch", "sm_90", "--emit", "cuda")
+    (again,) = re.findall(r"^// Regenerate: tunegen (.*)$", out, re.MULTILINE)
+    words = shlex.split(again)
+    assert words[:3] == ["--kernel", "scale.py", "inspect"]
+    _, regenerated, err = tunegen("--kernel", path, *words[2:])
+    assert regenerated == out, err
 
 
 @pytest.mark.nvrtc

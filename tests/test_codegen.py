@@ -103,8 +103,38 @@ def test_every_parameter_and_constant_reaches_the_kernel_under_its_name(generate
         "  STAGES = 3,",
         "  TRANSPOSE = 1,",
         "};",
+        "",
         "int end;",
     ]
+
+
+def test_fragments_stand_apart(generate):
+    """A ``//%`` line swallows the blank lines after it, so the template cannot see to it."""
+    source = generate(
+        "int first;\n"
+        '//% include "lib/integers.cuh"\n'
+        '//% include "lib/vector.cuh"\n'
+        "//% if WIDTH\n"
+        "int last;\n"
+        "//% endif\n\n\n",
+        WIDTH=4,
+    )
+    lines = body(source).splitlines()
+    assert lines[:2] == ["int first;", ""]
+    assert lines[-2:] == ["", "int last;"]
+    assert body(source).count("\n\n// N elements") == 1
+    assert "\n\n\n" not in source.text
+    close = generate("int first;\n\n\nint last;\n", WIDTH=4)
+    assert close.digest == generate("int first;\nint last;\n", WIDTH=4).digest, "no blank counts"
+
+
+def test_a_template_that_is_no_text(tmp_path):
+    (tmp_path / "t.cu.jinja").write_bytes(b"int a; // \xff")
+    spec = replace(
+        NAIVE, template_root=tmp_path, kernels=lambda c, p: (KernelDefinition("t", "t.cu.jinja"),)
+    )
+    with pytest.raises(TemplateError, match=r"t\.cu\.jinja"):
+        render(spec, CONFIG, PROBLEM, "sm_90")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ import itertools
 import multiprocessing
 import os
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,6 +275,22 @@ def test_bindings_without_the_library(fresh, monkeypatch):
     assert "nvidia-cuda-nvrtc" in caught.value.hint
 
 
+@pytest.mark.nvrtc
+def test_the_version_tells_patch_releases_apart():
+    """Two of them compile differently, and what one compiled is no hit for the other."""
+    version = compiler.nvrtc_version()
+    assert re.fullmatch(r"13\.\d+\.\d+", version)
+    kernel = NvrtcCompiler().compile(source(), "sm_90")
+    assert kernel.nvrtc == version
+    assert f"V{version}\n".encode() in kernel.ptx
+
+
+@pytest.mark.nvrtc
+def test_a_version_without_a_patch_still_does(fresh, monkeypatch):
+    monkeypatch.setattr(compiler, "_RELEASE", re.compile(b"no such line"))
+    assert re.fullmatch(r"13\.\d+", compiler.nvrtc_version())
+
+
 # --- identity and cache --------------------------------------------------------------------------
 
 
@@ -396,10 +414,31 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ToolkitError, match="No space left") as caught:
-        KernelCache(tmp_path).put("ab" * 32, kernel)
-    assert str(tmp_path) in caught.value.message
+    KernelCache(tmp_path).put("ab" * 32, kernel)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.nvrtc
+def test_a_cache_that_cannot_be_written_is_none(tmp_path, counted):
+    (tmp_path / "file").write_text("not a folder")
+    compile_kernel = NvrtcCompiler(KernelCache(tmp_path / "file" / "kernels")).compile
+    first, second = (compile_kernel(source(), "sm_90") for _ in range(2))
+    assert first.cubin == second.cubin
+    assert not second.from_cache
+    assert len(counted) == 2
+    assert KernelCache(tmp_path / "file" / "kernels").report().kernels == 0
+
+
+def test_a_cache_that_cannot_be_read_says_so(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    for ask in (KernelCache(tmp_path).report, KernelCache(tmp_path).clear):
+        with pytest.raises(ToolkitError, match="cannot be read: Permission denied") as caught:
+            ask()
+        assert str(tmp_path) in caught.value.message
+        assert "XDG_CACHE_HOME" in caught.value.hint
 
 
 @pytest.mark.nvrtc
@@ -409,12 +448,15 @@ def test_report_and_clear(tmp_path):
     for arch in ("sm_80", "sm_90"):
         NvrtcCompiler(cache).compile(source(), arch)
     (tmp_path / "new" / "note.txt").write_text("not ours")
+    killed = next((tmp_path / "new").glob("??")) / "half.tmp"
+    killed.write_text("what a killed writer leaves")
     report = cache.report()
     assert report.folder == str(tmp_path / "new")
     assert report.kernels == 2
     assert report.bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kernel"))
     assert cache.clear() == report
     assert cache.report().kernels == 0
+    assert not killed.exists()
     assert (tmp_path / "new" / "note.txt").exists(), "only kernels are removed"
 
 
@@ -510,6 +552,30 @@ def test_valid_configs_compile_without_a_word(spec, arch):
     for kernel, (_, what) in zip(compiled, sources, strict=True):
         assert kernel.warnings == "", what
         assert kernel.resources.registers > 0, what
+        assert MEMORY.findall(kernel.ptx.decode()) == [], what
+
+
+# A declaration of device memory, which a load or an attribute is not.
+MEMORY = re.compile(
+    r"^(?:\.(?:visible|extern|weak|common) +)*\.(?:global|const) .*;$", re.MULTILINE
+)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("declaration", "count"),
+    [
+        ("constexpr int STEP = 4;", 1),
+        ("__constant__ int STEP;", 1),
+        ("enum : int { STEP = 4 };", 0),
+    ],
+)
+def test_only_enumerators_take_no_device_memory(declaration, count):
+    """NVRTC keeps constants of namespace scope as device variables, in every image and although
+    nothing refers to them; hence the enumerations in templates."""
+    text = f"{declaration}\n{source().text.replace('= 1', '= STEP')}"
+    kernel = NvrtcCompiler().compile(source(text), "sm_90")
+    assert len(MEMORY.findall(kernel.ptx.decode())) == count, kernel.ptx.decode()
 
 
 @pytest.mark.nvrtc

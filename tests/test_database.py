@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -716,6 +717,40 @@ def test_a_malformed_file_of_another_capability_does_not_stop_a_look_up(db):
 
 
 # --- check ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_may_not_be_read_is_named(db, monkeypatch):
+    """It is no empty one: what is in it would be missed, or a new file put beside it."""
+    db.put(make_record())
+    real = Path.iterdir
+
+    def refuse(folder):
+        if folder == db.user_folder:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    words = re.escape(f"{db.user_folder} cannot be read: Permission denied")
+    with pytest.raises(DatabaseError, match=words):
+        list(db.records())
+    with pytest.raises(DatabaseError, match=words):
+        look_up(db)
+    (location, *_) = db.where()
+    assert re.search(words, location.unreadable[0])
+    (finding,) = check(db)
+    assert (finding.kind, finding.path) == ("malformed", db.user_folder)
+
+
+def test_a_file_that_could_not_be_written_is_found_before_the_work(db, tmp_path):
+    db.ensure_writable("sm_90", "matmul")
+    assert list(db.records()) == []
+    (db.user_folder / "sm_90" / "matmul.json").write_text("{")
+    with pytest.raises(DatabaseError, match="does not follow schema"):
+        db.ensure_writable("sm_90", "matmul")
+    (tmp_path / "file").touch()
+    blocked = Database(tmp_path / "file" / "db", shipped=tmp_path / "none")
+    with pytest.raises(DatabaseError, match="cannot be written"):
+        blocked.ensure_writable("sm_90", "matmul")
 
 
 def check(db, illegal=lambda record: "", stale=lambda record: ""):

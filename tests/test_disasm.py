@@ -669,26 +669,14 @@ def test_line_information_is_no_difference():
 # --- annotated PTX assembles ---------------------------------------------------------------------
 
 
-def linked(ptx: str, arch: str) -> bytes:
-    """The cubin that nvJitLink assembles from PTX."""
-    nvjitlink = pytest.importorskip("cuda.bindings.nvjitlink")
-    content = ptx.encode() + b"\0"
-    linker = nvjitlink.create(1, [f"-arch={arch}"])
-    try:
-        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, content, len(content), "k.ptx")
-        nvjitlink.complete(linker)
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
-        nvjitlink.get_linked_cubin(linker, cubin)
-    finally:
-        nvjitlink.destroy(linker)
-    return bytes(cubin)
-
-
 @pytest.mark.nvrtc
+@pytest.mark.nvjitlink
 def test_annotated_ptx_assembles_to_the_same_code():
+    from assembling import assemble
+
     source = source_of(kernels.SPECS[0], "fp16", "sm_80")
     plain = compiled(source, "sm_80").ptx.decode()
     traced = compiled(source, "sm_80", lineinfo=True).ptx.decode()
     shown = disasm.annotate_ptx(traced, source.text)
     assert shown.count("\n// ") > 20
-    assert disasm.same_code(linked(shown, "sm_80"), linked(plain, "sm_80"))
+    assert disasm.same_code(*(assemble(ptx.encode(), "sm_80") for ptx in (shown, plain)))

@@ -43,7 +43,7 @@ def installed(monkeypatch):
     return versions
 
 
-def examine(gpus=HERE, *, nvrtc="13.0", nvdisasm="/bin/nvdisasm", folders=None):
+def examine(gpus=HERE, *, nvrtc="13.0.88", nvdisasm="/bin/nvdisasm", folders=None, caches=None):
     def find(answer):
         def found():
             if isinstance(answer, Exception):
@@ -53,8 +53,9 @@ def examine(gpus=HERE, *, nvrtc="13.0", nvdisasm="/bin/nvdisasm", folders=None):
         return found
 
     checks = doctor.examine(
-        gpus, nvrtc_version=find(nvrtc), nvdisasm=find(nvdisasm), folders=folders or {}
-    )
+        gpus, nvrtc_version=find(nvrtc), nvdisasm=find(nvdisasm),
+        folders=folders or {}, caches=caches or {},
+    )  # fmt: skip
     by_name = {check.name: check for check in checks}
     assert len(by_name) == len(checks), "names are unique"
     return by_name
@@ -123,15 +124,16 @@ def test_no_nvrtc_library(installed):
 
 
 def test_nvrtc_of_another_major(installed):
-    assert examine(nvrtc="12.9")["NVRTC library"].status == "conflict"
+    assert examine(nvrtc="12.9.86")["NVRTC library"].status == "conflict"
 
 
-def test_another_copy_of_nvrtc_comes_first(installed):
+@pytest.mark.parametrize("found", ["13.0.88", "13.5.12"])
+def test_another_copy_of_nvrtc_comes_first(installed, found):
     installed["nvidia-cuda-nvrtc"] = "13.5.37"
-    check = examine(nvrtc="13.0")["NVRTC library"]
+    check = examine(nvrtc=found)["NVRTC library"]
     assert check.status == "warning"
     assert "13.5.37" in check.needed
-    assert check.found == "13.0"
+    assert check.found == found
 
 
 def test_no_nvdisasm_is_a_warning(installed):
@@ -142,14 +144,14 @@ def test_no_nvdisasm_is_a_warning(installed):
 
 def test_a_toolkit_newer_than_the_driver(installed):
     installed["nvidia-cuda-nvrtc"] = "13.5.37"
-    check = examine(nvrtc="13.5")["driver"]
+    check = examine(nvrtc="13.5.37")["driver"]
     assert check.status == "warning", "cubins of the same major still load"
     assert "13.0" in check.found
-    assert "13.5" in check.needed
+    assert "CUDA 13.5 to load PTX of NVRTC 13.5.37" in check.needed
     assert "nvidia-cuda-nvrtc==13.0" in check.fix
     # The other way round nothing is wrong.
     newer = FoundGpus((H200,), driver="590.10", driver_cuda="13.10")
-    assert examine(newer, nvrtc="13.5")["driver"].status == "ok"
+    assert examine(newer, nvrtc="13.5.37")["driver"].status == "ok"
 
 
 def test_a_driver_too_old_for_the_toolkit(installed):
@@ -193,6 +195,18 @@ def test_folders_that_cannot_be_written(installed, tmp_path):
     assert not (tmp_path / "new").exists(), "looking leaves no trace"
     assert checks["bad"].failed
     assert str(tmp_path / "file") in checks["bad"].found
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(installed, tmp_path):
+    (tmp_path / "file").touch()
+    checks = examine(caches={"good": tmp_path / "new", "bad": tmp_path / "file" / "x"})
+    assert not_ok(checks) == {"bad": "warning"}
+    assert checks["bad"].fix
+
+
+def test_a_folder_that_cannot_even_be_looked_for(installed, tmp_path):
+    checks = examine(folders={"long": tmp_path / ("x" * 300)})
+    assert checks["long"].found.startswith(str(tmp_path)), "what is not there is made"
 
 
 def test_an_old_python_and_another_system(installed, monkeypatch):

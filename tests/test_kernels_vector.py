@@ -136,7 +136,7 @@ def test_the_default_is_valid(name, arch):
             default = spec.default(problem, device)
             assert spec.space(problem, device).config(default) == default
             assert spec.space(problem, device).violated(default) == ()
-        assert spec.refuses(problem_of(name, 2**61, dtype), device)
+        assert spec.refuses(problem_of(name, 2**59, dtype), device)
 
 
 # --- counts --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,8 @@ def test_sizes(text, numbers):
 @pytest.mark.parametrize(
     "text",
     ["", "x", "4096x", "x4096", "4096xx4096", "-1", "4096x-1x4096", "1.5", "1e9", "nan", "inf",
-     "4096*4096", "2^", "^2", "2^-1", "2^2^2", "0b1", "2^62", "4611686018427387904", "9" * 40],
+     "4096*4096", "2^", "^2", "2^-1", "2^2^2", "0b1", "2^62", "4611686018427387904", "9" * 40,
+     "\u0661\u0662", "\u00b2"],
 )  # fmt: skip
 def test_malformed_sizes(text):
     with pytest.raises(UsageError) as caught:
@@ -147,3 +149,39 @@ def test_the_registry_names_each_spec_once():
     assert len(set(names)) == len(names)
     for spec in SPECS:
         assert operation(spec.operation.name) is spec.operation, "specs share their operation"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "attributes", "word"),
+    [
+        ((2**62, 1, 1), {}, "M="),
+        ((0, 2**62, 1), {}, "N="),
+        ((1, 1, 1), {"ldb": 2**62}, "ldb="),
+        ((1, 1, 1), {"align": 2**62}, "align="),
+        ((2**31, 2**31, 1), {}, "C of matmul"),
+        ((2**20, 1, 1), {"lda": 2**42}, "A of matmul"),
+        ((2**20, 2**20, 1, 2**22), {}, "A of matmul"),
+    ],
+)
+def test_what_64_bits_cannot_address_is_refused(sizes, attributes, word):
+    with pytest.raises(UsageError) as caught:
+        matmul.problem(sizes, **attributes)
+    assert word in str(caught.value)
+    assert "2^6" in str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [(4.0, 4, 4), {"M": 4.5, "N": 4, "K": 4}, ("4", 4, 4)])
+def test_sizes_are_whole_numbers(sizes):
+    with pytest.raises(UsageError, match="not a whole number"):
+        matmul.problem(sizes)
+    assert matmul.problem((np.int64(4), 4, 4)) == matmul.problem("4x4x4")
+
+
+@pytest.mark.parametrize(
+    ("text", "traffic"),
+    [("0x5x7", 0), ("5x0x7", 0), ("0x5x5x7", 0), ("5x7x0", 4 * 35), ("2x3x5", 4 * (10 + 15 + 6))],
+)
+def test_an_empty_output_needs_no_input(text, traffic):
+    assert matmul.bytes(matmul.problem(text)) == traffic
+    beta = 0 if traffic == 0 else 4 * matmul.problem(text).M * matmul.problem(text).N
+    assert matmul.bytes(matmul.problem(text, beta=1)) == traffic + beta

@@ -28,6 +28,7 @@ from tunegen.model import (
     Outcome,
     Parameter,
     Space,
+    Trial,
     parameters,
 )
 from tunegen.search import SAMPLERS, Contender, make_search
@@ -275,10 +276,150 @@ def test_proposals_may_wait_for_their_outcome():
             search.tell(told, bowl(told))
 
 
+# --- the past ------------------------------------------------------------------------------------
+
+
+def past_of(proposals, outcome_of):
+    """The trials that a run of these proposals leaves behind."""
+    return [
+        Trial(p.number, p.contender.spec.name, p.config, outcome_of(p), p.origin)
+        for p in proposals
+    ]
+
+
+def resumed(sampler, contenders, seed, past):
+    search = make_search(sampler, contenders, seed)
+    search.tell_past(past)
+    return search
+
+
+def summary(proposals):
+    return [(p.number, *key(p), p.origin) for p in proposals]
+
+
+def mostly(proposal):
+    """A bowl with failures in it."""
+    return FAILED if sum(proposal.config.values()) % 4 == 3 else bowl(proposal)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("prior", [None, weights])
+@settings(max_examples=4)
+@given(stops=st.lists(st.integers(1, 59), min_size=1, max_size=3, unique=True))
+def test_a_search_goes_on_as_if_it_had_never_stopped(sampler, prior, stops):
+    """With one proposal under way at a time, in however many runs the trials are made."""
+    both = [contender("a", grid(4, 4), prior=prior), contender("b", grid(3, 5), prior=prior)]
+    whole = run(make_search(sampler, both, 5), mostly, 60)
+    made = []
+    for stop in [*sorted(stops), 60]:
+        search = resumed(sampler, both, 5, past_of(made, mostly))
+        made += run(search, mostly, stop - len(made))
+    assert summary(made) == summary(whole)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_what_was_under_way_is_proposed_again(sampler):
+    """Stopped with eight under way, of which nothing became known: these come first again, as far
+    as they do not depend on outcomes that are known by now."""
+    one = contender("one", grid(4, 5), prior=weights)
+    whole = summary(run(make_search(sampler, [one], 0), bowl, 60, ahead=8))
+    told = 12 if sampler == "tpe" else 40
+    past = past_of(run(make_search(sampler, [one], 0), bowl, 60, ahead=8)[:told], bowl)
+    again = summary(run(resumed(sampler, [one], 0, past), bowl, 60 - told, ahead=8))
+    same = 17 if sampler == "tpe" else 60  # TPE: the default and the points of the model
+    assert again[: same - told] == whole[told:same]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@settings(max_examples=8)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    earlier=st.integers(0, 2**32 - 1),
+    known=st.integers(0, 60),
+    ahead=st.integers(1, 8),
+)
+def test_the_past_is_not_repeated(sampler, seed, earlier, known, ahead):
+    """Whatever seed it had: all the rest is proposed once, and numbered on."""
+    both = [contender("a", grid(3, 3), prior=weights), contender("b", grid(2, 5))]
+    old = run(make_search(sampler, both, earlier), mostly, known, ahead=4)
+    new = run(resumed(sampler, both, seed, past_of(old, mostly)), mostly, 10**6, ahead=ahead)
+    assert {key(p) for p in old}.isdisjoint(key(p) for p in new)
+    assert len({key(p) for p in [*old, *new]}) == len(old) + len(new) == 27 + 32
+    assert [p.number for p in [*old, *new]] == list(range(27 + 32))
+    assert resumed(sampler, both, seed, past_of([*old, *new], mostly)).ask() is None
+
+
+def test_defaults_and_points_that_were_tried_are_left_out():
+    one = contender("one", grid(3, 8), prior=weights)
+    first = run(make_search("tpe", [one], 0), bowl, 17)
+    assert [p.origin for p in first] == ["default", *["model"] * 16]
+    left = [first[0], first[5], first[16]]
+    past = past_of([p for p in first if p not in left], bowl)
+    again = run(resumed("tpe", [one], 9, past), bowl, 4)
+    assert [(p.config, p.origin) for p in again[:3]] == [(p.config, p.origin) for p in left]
+    assert again[3].origin == "sampler"
+
+
+def test_the_same_past_gives_the_same_proposals():
+    one = contender("one", grid(4, 6))
+    past = past_of(run(make_search("random", [one], 1), mostly, 40), mostly)
+    runs = [summary(run(resumed("tpe", [one], 2, past), bowl, 40)) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != summary(run(resumed("tpe", [one], 2, past[:20]), bowl, 40))
+
+
+def test_tpe_learns_from_the_past():
+    """Its first proposals, after the opening, are better than those of a search that knows no
+    more than the opening."""
+    one = contender("one", grid(5, 6))
+    past = past_of(run(make_search("random", [one], 0), bowl, 150), bowl)
+
+    def first(past):
+        runs = [run(resumed("tpe", [one], seed, past), bowl, 27)[17:] for seed in range(3)]
+        return np.mean([bowl(p).median_us for proposals in runs for p in proposals])
+
+    assert first(past) < 0.7 * first([])
+
+
+def test_a_past_that_fits_no_more_is_passed_over():
+    """A spec that is gone, a value that is gone, a constraint that is new: the others count. What
+    two runs at once have both tried counts once."""
+    wide = contender("wide", grid(4, 3))
+    narrow = contender("wide", grid(3, 3, Constraint("odd", lambda c: c.P0 + c.P1 < 4)))
+    gone = contender("gone", grid(3, 3))
+    old = run(make_search("tpe", [wide, gone], 0), bowl, 10**6)
+    past = past_of(old, bowl)
+    search = resumed("tpe", [narrow], 0, [*past, *past])
+    assert search.ask() is None  # all of it is in the past
+    kept = [t for t in past if t.spec == "wide" and t.config.P1 < 2]
+    left = run(resumed("tpe", [narrow], 0, [*kept, *past_of(old, bowl)[-1:], *kept]), bowl, 10**6)
+    known = {t.config for t in [*kept, past[-1]] if t.spec == "wide"}
+    assert {p.config for p in left} == set(narrow.table) - known
+
+
+def test_the_past_comes_first():
+    one = contender("one", grid(2, 2))
+    search = make_search("tpe", [one], 0)
+    past = past_of([search.ask()], bowl)
+    with pytest.raises(ValueError, match="before the first proposal"):
+        search.tell_past(past)
+
+
+def test_a_long_past_is_told_at_once():
+    one = contender("one", grid(4, 8), prior=weights)
+    outcome = took(1.0)
+    configs = one.table[:2000]
+    past = [Trial(n, "one", config, outcome, "sampler") for n, config in enumerate(configs)]
+    started = time.process_time()
+    search = resumed("tpe", [one], 0, past)
+    assert time.process_time() - started < 2.0
+    assert search.ask().number == 2000
+
+
 # --- learning ------------------------------------------------------------------------------------
 
 
-def best_times(sampler, contenders, outcome_of, trials, seeds=range(4), ahead=8):
+def best_times(sampler, contenders, outcome_of, trials, seeds=range(10), ahead=8):
     """The best time found per seed."""
     for seed in seeds:
         proposals = run(make_search(sampler, contenders, seed), outcome_of, trials, ahead=ahead)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import shutil
@@ -25,10 +26,13 @@ from tunegen.errors import CompileError, PlanError, TemplateError, ToolkitError,
 from tunegen.model import (
     CompiledKernel,
     Config,
+    Contest,
+    Figures,
     Measurement,
     Outcome,
     Resources,
     Space,
+    Standing,
     parameters,
 )
 from tunegen.search import Contender, make_search
@@ -321,6 +325,185 @@ def test_events_tell_how_far_it_is():
     few = []
     run(1000, on_event=lambda trial, progress: few.append(progress.total))
     assert set(few) == {len(contender().table)}
+
+
+# --- earlier runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_run_goes_on_where_another_stopped(sampler):
+    kept = []
+    first = run(12, sampler=sampler, keep=lambda trial, kernels: kept.append((trial, kernels)))
+    assert [trial for trial, _ in kept] == list(first.trials)
+    assert all(kernel.cubin for _, kernels in kept for kernel in kernels)
+    second = run(30, sampler=sampler, past=first.trials, keep=lambda trial, _: kept.append(trial))
+    assert second.trials[:12] == first.trials
+    assert second.past == 12
+    assert kept[12:] == list(second.trials[12:]), "what is known is not kept again"
+    assert [trial.number for trial in second.trials] == list(range(30))
+    assert len({trial.config for trial in second.trials}) == 30
+    assert second.compiled == 18
+    assert second.default == first.default
+    assert second.best == min(second.trials, key=lambda trial: trial.outcome.median_us)
+
+
+def test_the_past_counts_and_may_be_all_there_is():
+    past = run(12).trials
+    judge = FakeEvaluator()
+    again = run(12, past=past, evaluator=judge)
+    assert judge.tried == []
+    assert (again.stop_reason, again.trials, again.past) == ("budget", past, 12)
+    assert run(5, past=past, evaluator=judge).trials == past
+    assert again.near_best_seconds == 0
+
+
+def test_the_past_may_exhaust_a_space():
+    past = run(1000).trials
+    again = run(2000, past=past, evaluator=FakeEvaluator(lambda config: pytest.fail("tried")))
+    assert again.stop_reason == "exhausted"
+    assert again.trials == past
+
+
+# --- drift, and how soon the best was near -------------------------------------------------------
+
+
+def test_times_are_compared_free_of_drift():
+    """The card slows down by half on the way: what comes later is no worse for it."""
+    seen = []
+
+    def slowing(config):
+        seen.append(config)
+        drift = 1.0 if len(seen) < 10 else 1.5
+        return Outcome("measured", Measurement(total_us(config) * drift, "fake",
+                                               details={"drift": drift}))  # fmt: skip
+
+    result = run(1000, evaluator=FakeEvaluator(slowing))
+    assert result.best.config == min(contender().table, key=total_us)
+
+
+def test_when_the_search_could_have_stopped():
+    """Within 2 % of the winner by the search's times, in the order in which they became known."""
+    took_s = []
+
+    def paced(config):
+        time.sleep(0.01)
+        return total_us(config)
+
+    result = run(
+        30, evaluator=FakeEvaluator(paced), on_event=lambda trial, p: took_s.append(p.seconds)
+    )
+    limit = 1.02 * result.best.outcome.median_us
+    first = next(n for n, t in enumerate(result.trials) if t.outcome.median_us <= limit)
+    before = took_s[first - 1] if first else 0.0
+    assert before <= result.near_best_seconds <= took_s[first]
+
+
+# --- finals --------------------------------------------------------------------------------------
+
+
+def figures(us):
+    return Figures(us, us * 0.99, us * 1.01, 20, 1.0, 1.0, 1.0)
+
+
+def contest(finalists, times, failures=()):
+    """A contest with the given times by trial; the lowest wins."""
+    standings = tuple(
+        Standing(
+            f.name,
+            f.trial,
+            figures={"burst": figures(times[f.trial])} if f.trial in times else {},
+            failure="wrong at the edges" if f.trial in failures else "",
+            failed_as="wrong_result",
+        )
+        for f in finalists
+    )
+    timed = [s for s in standings if s.figures]
+    winner = min(timed, key=lambda s: s.figures["burst"].median_us, default=None)
+    return Contest(standings, winner, "burst", (), "", 1e-6)
+
+
+def test_finals_get_the_default_then_the_fastest():
+    seen = []
+
+    def finals(ranked):
+        seen.extend(ranked)
+        return contest(seen, {})
+
+    result = run(25, finals=finals)
+    assert seen[0].default
+    assert seen[0].candidate.config == SCALE.default(PROBLEM, DEVICE)
+    assert [f.trial_us for f in seen[1:]] == sorted(f.trial_us for f in seen[1:])
+    assert len(seen) == 25
+    assert all(f.candidate.kernels and f.plan.launches for f in seen)
+    assert [f.name for f in seen[1:]] == [f"trial {f.trial}" for f in seen[1:]]
+    assert result.best is None, "nobody won"
+    assert result.contest.standings
+
+
+def test_finals_get_the_same_code_once():
+    compiler = FakeCompiler(cubin=lambda source: b"the same for all")
+    seen = []
+
+    def finals(ranked):
+        seen.extend(ranked)
+        return contest(seen, {})
+
+    run(1000, compiler=compiler, finals=finals)
+    plans = [str(f.plan) for f in seen]
+    assert len(plans) == len(set(plans)) < len(contender().table)
+
+
+def test_the_winner_of_the_finals_is_the_winner_with_its_time():
+    def finals(ranked):
+        taken = list(itertools.islice(ranked, 4))
+        times = {f.trial: 50.0 + n for n, f in enumerate(reversed(taken))}
+        return contest(taken, times)
+
+    result = run(25, finals=finals)
+    plain = run(25)
+    ranked = sorted(plain.trials[1:], key=lambda trial: trial.outcome.median_us)
+    assert result.best.number == ranked[2].number
+    assert result.best.outcome.median_us == 50.0
+    assert result.best.outcome.measurement.policy == "burst"
+    assert result.default.outcome.median_us == 53.0
+    assert story(result) == story(plain), "the trials keep the search's times"
+
+
+def test_who_fails_in_the_finals_is_a_failed_trial():
+    def finals(ranked):
+        taken = list(itertools.islice(ranked, 4))
+        return contest(taken, {taken[0].trial: 60.0, taken[3].trial: 50.0},
+                       failures=(taken[1].trial, taken[2].trial))  # fmt: skip
+
+    result = run(25, finals=finals)
+    assert result.counts == {"measured": 23, "wrong_result": 2}
+    failed = [trial for trial in result.trials if not trial.outcome.ok]
+    assert {trial.outcome.reason for trial in failed} == {"wrong at the edges"}
+    assert result.best not in failed
+
+
+def test_a_search_without_success_has_no_finals():
+    judge = FakeEvaluator(lambda config: Outcome("wrong_result", reason="test"))
+    result = run(5, evaluator=judge, finals=lambda ranked: pytest.fail("played"))
+    assert result.best is None
+
+
+def test_finals_that_are_interrupted_leave_the_search_as_it_was():
+    def finals(ranked):
+        next(iter(ranked))
+        raise KeyboardInterrupt
+
+    result = run(25, finals=finals)
+    assert result.stop_reason == "interrupted"
+    assert result.contest is None
+    plain = run(25)
+    assert story(result) == story(plain)
+    assert result.best.number == plain.best.number
+
+
+def test_an_interrupted_search_has_no_finals():
+    result = run(40, evaluator=interrupting(after=5), finals=lambda ranked: pytest.fail("played"))
+    assert (result.stop_reason, result.contest) == ("interrupted", None)
 
 
 # --- threads -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 >>> result = tunegen.tune("matmul", arch="sm_90", problem="4096x4096x4096")  # doctest: +SKIP
 >>> build = tunegen.compile("axpy", arch="sm_80", problem="2^24")            # doctest: +SKIP
 >>> records = tunegen.Database().records(arch="sm_90")                       # doctest: +SKIP
+>>> kernel = tunegen.load("shipped", operation="axpy")                       # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tunegen.database import Database
     from tunegen.errors import TunegenError
+    from tunegen.loading import load
     from tunegen.session import compile, export, inspect, tune
 
-__all__ = ["Database", "TunegenError", "__version__", "compile", "export", "inspect", "tune"]
+__all__ = [
+    "Database", "TunegenError", "__version__", "compile", "export", "inspect", "load", "tune",
+]  # fmt: skip
 
 # Public names and where they are; loaded when first used, since NVRTC, Optuna and NumPy are slow.
 _LAZY = {
@@ -28,6 +32,7 @@ _LAZY = {
     "compile": "tunegen.session",
     "export": "tunegen.session",
     "inspect": "tunegen.session",
+    "load": "tunegen.loading",
     "tune": "tunegen.session",
 }
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jinja2
@@ -14,6 +15,19 @@ import jinja2
 from tunegen.errors import TemplateError
 from tunegen.model import Config, KernelDefinition, KernelSource, KernelSpec, Operation, Problem
 from tunegen.resources import data_dir
+
+
+class _Loader(jinja2.FileSystemLoader):
+    """Puts a blank line before and after each fragment: a ``//%`` line swallows those in the
+    template."""
+
+    def get_source(
+        self, environment: jinja2.Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        source, path, current = super().get_source(environment, template)
+        if template.startswith("lib/"):
+            source = f"\n{source}\n"
+        return source, path, current
 
 
 @functools.cache
@@ -26,7 +40,7 @@ def environment(root: Path | None = None) -> jinja2.Environment:
     """
     folders = [data_dir("templates")] if root is None else [root, data_dir("templates")]
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders),
+        loader=_Loader(folders),
         line_statement_prefix="//%",
         block_start_string="/*%",
         block_end_string="%*/",
@@ -56,6 +70,17 @@ def render(
     )
 
 
+def render_definition(
+    definition: KernelDefinition, target: str, template_root: Path | None = None
+) -> KernelSource:
+    """The source of a kernel that belongs to no search space, such as those that check results.
+
+    Raises :class:`TemplateError` as :func:`render` does.
+    """
+    banner = f"// {definition.entry}, for {target}.\n// SPDX-License-Identifier: Apache-2.0\n"
+    return _source(definition, banner, definition.constants, template_root)
+
+
 def _render_one(
     spec: KernelSpec, definition: KernelDefinition, config: Config, arch: str, command: str
 ) -> KernelSource:
@@ -66,26 +91,36 @@ def _render_one(
         f"// Config: {config}\n"
         f"// Regenerate: {command}\n"
     )
-    constants: Mapping[str, int] = {**config, **definition.constants}
+    return _source(definition, banner, {**config, **definition.constants}, spec.template_root)
+
+
+def _source(
+    definition: KernelDefinition, banner: str, constants: Mapping[str, int], root: Path | None
+) -> KernelSource:
     try:
-        template = environment(spec.template_root).get_template(definition.template)
+        template = environment(root).get_template(definition.template)
         body = template.render(types=definition.types, constants=constants, **constants)
     except jinja2.TemplateNotFound as error:
         raise TemplateError(f"template {error.name} of {definition.name} is missing") from error
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"template {definition.template}: {error}") from error
-    return KernelSource(
-        definition.name, definition.entry, banner + "\n" + body.lstrip("\n"), source_digest(body)
-    )
+    text = re.sub(r"\n{3,}", "\n\n", f"{banner}\n{body.strip()}\n")
+    return KernelSource(definition.name, definition.entry, text, source_digest(body))
 
 
 def regenerate(spec: KernelSpec, config: Config, problem: Problem, arch: str) -> str:
     """The command line that prints this very source again."""
-    words = ["tunegen", "inspect", spec.operation.name, "--arch", arch, "--spec", spec.name]
+    words = [*program_words(spec), "inspect", spec.operation.name]
+    words += ["--arch", arch, "--spec", spec.name]
     words += problem_words(spec.operation, problem)
     for name, value in config.items():
         words += ["--param", f"{name}={value}"]
-    return " ".join([*words, "--emit", "cuda"])
+    return shlex.join([*words, "--emit", "cuda"])
+
+
+def program_words(spec: KernelSpec) -> list[str]:
+    """What every command line about a spec begins with: ``tunegen``, and its own kernel file."""
+    return ["tunegen", "--kernel", spec.file] if spec.file else ["tunegen"]
 
 
 def problem_words(operation: Operation, problem: Problem) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -13,7 +14,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,9 +25,10 @@ import platformdirs
 from tunegen.errors import CompileError, ToolkitError
 from tunegen.model import CompiledKernel, KernelSource, Resources
 
-# One compilation gives PTX, cubin and, through -v, the resource report. These options are part of
-# a kernel's identity.
-OPTIONS = ("-std=c++17", "--ptxas-options=-v")
+# One compilation gives PTX, cubin and, through -v, the resource report. Generic lambdas in device
+# code count as host functions for NVRTC 13.0 without -default-device. These options are part of a
+# kernel's identity.
+OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
 
 # cuda-bindings' major follows the toolkit's; 13 is the first without Volta, and what is tested.
 BINDINGS_MAJOR = 13
@@ -109,9 +111,17 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+# In the head of all PTX: "// Cuda compilation tools, release 13.0, V13.0.88".
+_RELEASE = re.compile(rb"^// Cuda compilation tools.*\bV(\d+(?:\.\d+)+)$", re.MULTILINE)
+
+
 @functools.cache
 def nvrtc_version() -> str:
-    """``13.0`` or the like; raises :class:`ToolkitError` where no NVRTC library can be loaded."""
+    """``13.0.88`` or the like; raises :class:`ToolkitError` where no NVRTC library can be loaded.
+
+    The library's own call leaves out the last number, and patch releases compile differently, so
+    this compiles nothing once (15 ms) and reads the head of the PTX.
+    """
     nvrtc = _nvrtc()
     try:
         status, major, minor = nvrtc.nvrtcVersion()
@@ -121,7 +131,10 @@ def nvrtc_version() -> str:
             hint=f"pip install 'nvidia-cuda-nvrtc=={BINDINGS_MAJOR}.*'",
         ) from error
     _check(status, "nvrtcVersion")
-    return f"{major}.{minor}"
+    with _program("", "empty.cu") as program:
+        _check(_run(program, ()), "nvrtcCompileProgram")
+        found = _RELEASE.search(_fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program))
+    return found[1].decode() if found else f"{major}.{minor}"
 
 
 def _check(status: Any, call: str) -> None:
@@ -129,18 +142,30 @@ def _check(status: Any, call: str) -> None:
         raise ToolkitError(f"{call} returned {status.name}", hint="tunegen doctor")
 
 
+@contextlib.contextmanager
+def _program(text: str, name: str) -> Iterator[Any]:
+    nvrtc = _nvrtc()
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], [])
+    _check(status, "nvrtcCreateProgram")
+    try:
+        yield program
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _run(program: Any, options: Sequence[str]) -> Any:
+    (status,) = _nvrtc().nvrtcCompileProgram(
+        program, len(options), [option.encode() for option in options]
+    )
+    return status
+
+
 def _compile(source: KernelSource, target: str, version: str, *, lineinfo: bool) -> CompiledKernel:
     nvrtc = _nvrtc()
     options = [f"-arch={target}", *OPTIONS, *(["-lineinfo"] if lineinfo else [])]
     started = time.perf_counter()
-    status, program = nvrtc.nvrtcCreateProgram(
-        source.text.encode(), f"{source.name}.cu".encode(), 0, [], []
-    )
-    _check(status, "nvrtcCreateProgram")
-    try:
-        (status,) = nvrtc.nvrtcCompileProgram(
-            program, len(options), [option.encode() for option in options]
-        )
+    with _program(source.text, f"{source.name}.cu") as program:
+        status = _run(program, options)
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         text = log.decode(errors="replace").strip()
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -148,8 +173,6 @@ def _compile(source: KernelSource, target: str, version: str, *, lineinfo: bool)
             raise CompileError(f"{source.name} does not compile for {target}: {first}", log=text)
         ptx = _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         cubin = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program, keep_end=True)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
     resources, warnings = read_log(text)
     return CompiledKernel(
         name=source.name,
@@ -242,7 +265,8 @@ class KernelCache:
 
     One file per kernel, a JSON line and then PTX and cubin; written to a temporary file and
     renamed, so that readers never see half of one. A file whose checksum fails is a miss, and is
-    replaced by the next compilation.
+    replaced by the next compilation. A cache is never in the way: where it cannot be written, on a
+    full disk or in a read-only home, kernels are compiled each time.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -257,21 +281,22 @@ class KernelCache:
         return _unpack(content)
 
     def put(self, key: str, kernel: CompiledKernel) -> None:
-        """Keep a kernel; raises :class:`ToolkitError` where the folder cannot be written."""
+        """Keep a kernel, if the folder can be written."""
         path = self._path(key)
-        try:
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, _pack(kernel))
-        except OSError as error:
-            raise ToolkitError(
-                f"the kernel cache {self.folder} cannot be written: {error.strerror}",
-                hint="export XDG_CACHE_HOME=DIR",
-            ) from error
 
     def report(self) -> CacheReport:
+        """What there is; raises :class:`ToolkitError` where the folder cannot be read."""
         kernels = size = damaged = 0
-        for path in self._files():
-            content = path.read_bytes()
+        for path in self._files(".kernel"):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:  # cleared meanwhile
+                continue
+            except OSError as error:
+                raise self._refused("read", error) from error
             kernels += 1
             size += len(content)
             damaged += _unpack(content) is None
@@ -280,12 +305,31 @@ class KernelCache:
     def clear(self) -> CacheReport:
         """Remove every cached kernel; the report says what there was."""
         report = self.report()
-        for path in self._files():
-            path.unlink(missing_ok=True)
+        for path in self._files(".kernel", ".tmp"):  # the latter of writers that were killed
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise self._refused("cleared", error) from error
         return report
 
-    def _files(self) -> Iterator[Path]:
-        return iter(sorted(self.folder.glob("??/*.kernel")))
+    def _files(self, *suffixes: str) -> list[Path]:
+        groups = (group for group in self._entries(self.folder) if len(group.name) == 2)
+        files = (path for group in groups for path in self._entries(group))
+        return sorted(path for path in files if path.suffix in suffixes)
+
+    def _entries(self, folder: Path) -> list[Path]:
+        try:
+            return list(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._refused("read", error) from error
+
+    def _refused(self, what: str, error: OSError) -> ToolkitError:
+        return ToolkitError(
+            f"the kernel cache {self.folder} cannot be {what}: {error.strerror or error}",
+            hint="export XDG_CACHE_HOME=DIR",
+        )
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.kernel"

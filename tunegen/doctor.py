@@ -14,7 +14,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -80,7 +80,6 @@ PACKAGES = (
     Package("optuna", "5.0", "6", "searches"),
     Package("nvidia-cuda-nvrtc", "13.0", "14", "compiles", required=False),
     Package("nvidia-cuda-nvdisasm", "13.0", "14", "shows SASS", required=False),
-    Package("nvidia-nvfatbin", "13.0", "14", "packs images into one file", required=False),
     Package("nvidia-nvjitlink", "13.0", "14", "assembles shipped PTX in tests", required=False),
     Package("torch", "2.9", "3", "baselines and torch operators", required=False),
 )
@@ -92,12 +91,14 @@ def examine(
     nvrtc_version: Callable[[], str],
     nvdisasm: Callable[[], object],
     folders: Mapping[str, Path],
+    caches: Mapping[str, Path],
 ) -> tuple[Check, ...]:
     """Every check, in the order in which things depend on each other.
 
     ``nvrtc_version`` and ``nvdisasm`` find the library and the tool, or raise
-    :class:`ToolkitError`; ``folders`` are those that tunegen writes to, by what is in them. Raises
-    nothing for what is missing: that is what it reports. No GPU is a warning.
+    :class:`ToolkitError`; ``folders`` are those that tunegen writes to, by what is in them, and
+    ``caches`` those that it can do without. Raises nothing for what is missing: that is what it
+    reports. No GPU is a warning.
     """
     nvrtc = _nvrtc(nvrtc_version)
     return (
@@ -109,6 +110,7 @@ def examine(
         _driver(gpus, "" if nvrtc.failed else nvrtc.found),
         *_gpus(gpus),
         *(_folder(name, folder) for name, folder in folders.items()),
+        *(_cache(name, folder) for name, folder in caches.items()),
     )
 
 
@@ -166,7 +168,7 @@ def _nvrtc(version: Callable[[], str]) -> Check:
     if _numbers(found)[0] != TOOLKIT:
         return Check("NVRTC library", "conflict", found, needed, fix)
     wheel = _version("nvidia-cuda-nvrtc")
-    if wheel and _numbers(wheel)[:2] != _numbers(found):
+    if wheel and _numbers(wheel) != _numbers(found):
         return Check(
             "NVRTC library", "warning", found, f"the installed wheel's {wheel}",
             "unset LD_LIBRARY_PATH", "another copy of the library was found first",
@@ -191,12 +193,13 @@ def _driver(gpus: FoundGpus, nvrtc: str) -> Check:
     if _numbers(gpus.driver)[0] < MIN_DRIVER:
         detail = f"it refuses what a toolkit of major {TOOLKIT} compiles"
         return Check("driver", "conflict", found, needed, "install a newer driver", detail)
-    if nvrtc and _numbers(nvrtc) > _numbers(gpus.driver_cuda):
+    release = _numbers(nvrtc)[:2]  # drivers know CUDA 13.4, not its patches
+    if release > _numbers(gpus.driver_cuda):
         return Check(
             "driver",
             "warning",
             found,
-            f"CUDA {nvrtc} to load PTX of NVRTC {nvrtc}",
+            f"CUDA {'.'.join(map(str, release))} to load PTX of NVRTC {nvrtc}",
             f"pip install 'nvidia-cuda-nvrtc=={gpus.driver_cuda}.*'",
             "cubins load, since the major is the same; PTX of the newer NVRTC is refused",
         )
@@ -250,8 +253,9 @@ def _several(gpus: FoundGpus) -> Check:
 
 
 def _folder(name: str, folder: Path) -> Check:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    # os.path, since Path raises for a place that may not be looked into.
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    writable = os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
     return Check(
         name,
         "ok" if writable else "conflict",
@@ -259,6 +263,13 @@ def _folder(name: str, folder: Path) -> Check:
         "a writable folder",
         fix="" if writable else "export XDG_CACHE_HOME=DIR XDG_DATA_HOME=DIR",
     )
+
+
+def _cache(name: str, folder: Path) -> Check:
+    check = _folder(name, folder)
+    if not check.failed:
+        return check
+    return replace(check, status="warning", detail="nothing is kept: all is compiled each time")
 
 
 def _version(distribution: str) -> str:

@@ -14,7 +14,14 @@ import tempfile
 from pathlib import Path
 
 from tunegen import codegen
-from tunegen.model import Config, KernelSource, KernelSpec, Problem, capability
+from tunegen.model import (
+    Config,
+    KernelDefinition,
+    KernelSource,
+    KernelSpec,
+    Problem,
+    capability,
+)
 
 HERE = Path(__file__).resolve().parent
 
@@ -100,6 +107,14 @@ def build(spec: KernelSpec, config: Config, problem: Problem, arch: str) -> dict
         source.name: _built(source, capability(spec.target(arch)))
         for source in codegen.render(emulated, config, problem, arch)
     }
+
+
+def build_definition(
+    definition: KernelDefinition, arch: str, root: Path | None = None
+) -> HostKernel:
+    """A kernel of a template, the shipped ones' or those under ``root``, as :func:`build` does."""
+    source = codegen.render_definition(definition, arch, _template_root(root))
+    return _built(source, capability(arch))
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 // What a generated kernel finds predefined, for a host compiler: force-included before the kernel.
 #pragma once
 
+#include <math.h>
+
 #include <type_traits>
 #include <utility>
 
@@ -33,6 +35,13 @@ inline unsigned __float_as_uint(float value) {
 }
 inline float __uint_as_float(unsigned bits) {
   return emulator_bit_cast<float>(bits);
+}
+
+inline float cospi(float half_turns) {
+  return cos(static_cast<float>(M_PI) * half_turns);
+}
+inline double cospi(double half_turns) {
+  return cos(M_PI * half_turns);
 }
 
 // The kernel's parameters as one letter each, to be held against the launch plan's arguments.

@@ -4,7 +4,7 @@
 // Regenerate: tunegen inspect axpy --arch sm_90 --spec vector --problem 1000 --dtype bf16 --param THREADS=256 --param VECTOR_BYTES=16 --param UNROLL=4 --param BLOCKS_PER_SM=0 --param STORE_POLICY=0 --param LOAD_POLICY=2 --param L2_PREFETCH_BYTES=0 --emit cuda
 
 // y = a x + y over n elements, in place. A zero `a` is a factor like any other: 0 * Inf is NaN.
-//
+
 // Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
 // arithmetic is done in fp32.
 using fp32 = float;
@@ -63,6 +63,7 @@ template <>
 __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
   return value;
 }
+
 using Element = bf16;
 using Accumulator = fp32;
 enum : int {
@@ -74,6 +75,7 @@ enum : int {
   LOAD_POLICY = 2,
   L2_PREFETCH_BYTES = 0,
 };
+
 // N elements that are loaded and stored in one access, so their address is a multiple of N.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
@@ -113,6 +115,7 @@ __device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vec
     if (i < left) address[i] = vector.values[i];
   }
 }
+
 // Global loads and stores of 2 to 32 bytes with a cache policy. Every access is one instruction,
 // issued in the order of the source; its address is a multiple of its size.
 
@@ -244,6 +247,7 @@ __device__ __forceinline__ void store_global(
     STORE_VECTOR("st.global.wt")
   }
 }
+
 // out[i] = function(inputs[i]...) for contiguous arrays of n elements at any address.
 //
 //          <- tile 0 -> <- tile 1 ->     <- rest ->
@@ -378,6 +382,7 @@ __device__ __forceinline__ void elementwise(
     process_arrays<1, (IN_FLIGHT < 16 ? IN_FLIGHT : 16)>(out, n, 0, function, inputs...);
   }
 }
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) tunegen_axpy_vector(
     const Element* x,  // (n)
     Element* y,        // (n)

@@ -16,7 +16,7 @@
 //   +---++-----+
 // M | A ||  C  |
 //   +---++-----+
-//
+
 // Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
 // arithmetic is done in fp32.
 using fp32 = float;
@@ -75,6 +75,7 @@ template <>
 __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
   return value;
 }
+
 using Element = bf16;
 using Accumulator = fp32;
 enum : int {
@@ -84,6 +85,7 @@ enum : int {
   TRANSPOSE_B = 1,
   READS_C = 1,
 };
+
 extern "C" __global__ void __launch_bounds__(BLOCK_M* BLOCK_N, 1) tunegen_matmul_naive(
     const Element* __restrict__ a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
     const Element* __restrict__ b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B

@@ -7,7 +7,7 @@
 //
 //   The sums of all slices of K lie behind one another. A thread adds WIDTH neighbouring elements,
 //   always in the order of the slices: the same input gives the same bits.
-//
+
 // Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
 // arithmetic is done in fp32.
 using fp32 = float;
@@ -66,6 +66,7 @@ template <>
 __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
   return value;
 }
+
 using Element = bf16;
 using Accumulator = fp32;
 enum : int {
@@ -89,6 +90,7 @@ enum : int {
   ALIGN_C = 1,
   REDUCE_THREADS = 256,
 };
+
 // Compile-time arithmetic on sizes; CUDA's own min and max are no constant expressions.
 __device__ constexpr int least(int a, int b) {
   return a < b ? a : b;
@@ -96,6 +98,7 @@ __device__ constexpr int least(int a, int b) {
 __device__ constexpr int most(int a, int b) {
   return a > b ? a : b;
 }
+
 // N elements that are loaded and stored in one access, so their address is a multiple of N.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
@@ -135,6 +138,7 @@ __device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vec
     if (i < left) address[i] = vector.values[i];
   }
 }
+
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
   VECTOR_C = least(least(VECTOR_WIDTH, ALIGN_C), WIDTH),

@@ -23,7 +23,7 @@
 //        |       | |     |     |
 //        +-------+ +-----+-----+
 //                         WARP_N
-//
+
 // Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
 // arithmetic is done in fp32.
 using fp32 = float;
@@ -82,6 +82,7 @@ template <>
 __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
   return value;
 }
+
 using Element = fp32;
 using Accumulator = fp32;
 enum : int {
@@ -108,6 +109,7 @@ enum : int {
   ALIGN_B = 4,
   ALIGN_C = 4,
 };
+
 // Compile-time arithmetic on sizes; CUDA's own min and max are no constant expressions.
 __device__ constexpr int least(int a, int b) {
   return a < b ? a : b;
@@ -115,6 +117,7 @@ __device__ constexpr int least(int a, int b) {
 __device__ constexpr int most(int a, int b) {
   return a > b ? a : b;
 }
+
 // N elements that are loaded and stored in one access, so their address is a multiple of N.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
@@ -154,6 +157,7 @@ __device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vec
     if (i < left) address[i] = vector.values[i];
   }
 }
+
 enum : int {
   WARPS_M = BLOCK_M / WARP_M,
   WARPS_N = BLOCK_N / WARP_N,
@@ -271,6 +275,7 @@ __device__ constexpr int vector_of(
   if (k_contiguous) return ASYNC_COPY ? 1 : least(widest, BLOCK_K);
   return least(widest, SHARED_BUFFERS ? block : strip_of(thread_elements));
 }
+
 enum : int {
   VECTOR_A = vector_of(!TRANSPOSE_A, ALIGN_A, BLOCK_M, THREAD_M),
   VECTOR_B = vector_of(TRANSPOSE_B, ALIGN_B, BLOCK_N, THREAD_N),
@@ -319,6 +324,7 @@ template <int IN_FLIGHT>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(IN_FLIGHT) : "memory");
 }
+
 // One operand's way from global to shared memory, a tile of BLOCK_K x TILE at a time.
 //
 // In global memory the tile lies as its matrix is stored: in rows along K (K_CONTIGUOUS), or in
@@ -458,6 +464,7 @@ struct TileCopy {
     return tile + (K_CONTIGUOUS ? c * PITCH + r : r * PITCH + c);
   }
 };
+
 // Walks along K through shared memory and adds the tiles' products to a thread's sums.
 //
 // While one tile is multiplied the next ones are under way: in registers, one tile ahead, or as
@@ -613,6 +620,7 @@ struct Pipeline {
     load_fragment<THREAD_N, LANES_N>(b[set], b_row);
   }
 };
+
 // A slice of K writes its bare sums, which a second kernel adds up.
 template <bool SLICES>
 struct OutputOf {

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records in, a folder out that other projects embed: sources, cubins, PTX and launch plans."""
 
-from tunegen.bundle.compatibility import min_driver, ptx_min_driver
+from tunegen.bundle.compatibility import (
+    cuda_branch,
+    driver_too_old,
+    min_driver,
+    ptx_min_driver,
+)
 from tunegen.bundle.manifest import (
     Entry,
     Floor,
@@ -25,6 +30,8 @@ __all__ = [
     "Manifest",
     "Selection",
     "ShippedKernel",
+    "cuda_branch",
+    "driver_too_old",
     "encode",
     "manifest_schema",
     "min_driver",

@@ -43,6 +43,13 @@ def ptx_min_driver(isa: str) -> str:
     return PTX_DRIVERS.get(isa, "")
 
 
+def cuda_branch(version: str) -> str:
+    """The driver branch that brought a CUDA library of this version ("13.0"), empty where it is
+    not known. A later one, from the cuda-compat packages, can stand beside an older driver."""
+    major, minor = version.split(".")
+    return PTX_DRIVERS.get(f"{int(major) - 4}.{minor}", "")  # PTX 9.x is that of CUDA 13.x
+
+
 def driver_too_old(driver: str | None, needed: str) -> bool:
     """Whether ``driver`` ("580.65.06") cannot be trusted with what needs branch ``needed``.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tunegen.model import LaunchPlan, Limit
+from tunegen.model import LaunchPlan, Limit, Operand
 
 SCHEMA = 1
 GENERATOR: Literal["tunegen"] = "tunegen"
@@ -85,21 +85,16 @@ class Floor(_Part, frozen=True):
     kernels: tuple[ShippedKernel, ...]
 
 
-class Operand(_Part, frozen=True):
-    """A "pointer" argument of the plan: what a call does to it, and its element type."""
-
-    name: str
-    dtype: str
-    role: Literal["in", "out", "inout"]
-
-
 class Entry(_Part, frozen=True):
     """One operation computed by one config of one spec.
 
     ``problem`` names every size and attribute that formulas of the plan may use, with the values
     it was tuned for; the kernels serve every problem that meets ``limits``. Formulas are C (and
     Python, with ``/`` as ``//``) in 64-bit integers over these names and ``SM_COUNT``, the
-    device's number of multiprocessors.
+    device's number of multiprocessors. ``operands`` are the "pointer" arguments of the plan:
+    what a call does to each, its shape and its strides in elements. ``batch_axis`` is the size
+    that counts as 1 where it is not given, or empty. A scalar that has the name of a 0 in
+    ``problem`` has to be 0, one that has the name of another value must not be.
     """
 
     name: str
@@ -108,6 +103,7 @@ class Entry(_Part, frozen=True):
     dtype: str
     layout: str
     problem: dict[str, int]
+    batch_axis: str
     config: dict[str, int]
     operands: tuple[Operand, ...]
     scalars: tuple[str, ...]

@@ -14,7 +14,7 @@ import msgspec
 from tunegen.bundle.compatibility import cubin_runs_on, driver_too_old, shared_memory_lacks
 from tunegen.bundle.manifest import Entry, Floor, Image, Manifest, ShippedKernel, decode
 from tunegen.errors import BundleError, PlanError, UsageError, unknown
-from tunegen.model import SM_COUNT, LaunchPlan, capability
+from tunegen.model import SM_COUNT, LaunchPlan, capability, evaluate
 
 MANIFEST_FILE = "manifest.json"
 SUMS_FILE = "SHA256SUMS"
@@ -67,14 +67,14 @@ class Bundle:
 
     def entry(
         self,
-        operation: str,
+        operation: str | None = None,
         *,
         dtype: str | None = None,
         layout: str | None = None,
         spec: str | None = None,
         name: str | None = None,
     ) -> Entry:
-        """The one entry that computes an operation, of those with the given properties.
+        """The one entry that computes ``operation``, of those with the given properties.
 
         Raises :class:`UsageError` for a value that no entry has, and :class:`BundleError` where
         several entries remain: their names tell them apart.
@@ -259,12 +259,18 @@ def _contradiction(entry: Entry) -> str:
     for part in parts:
         if lacking := sorted(launched - {kernel.kernel for kernel in part.kernels}):
             return f"no {', '.join(lacking)} for {part.target}"
+    for operand in entry.operands:
+        if len(operand.shape) != len(operand.strides):
+            return f"{operand.name} has {len(operand.shape)} axes, {len(operand.strides)} strides"
     try:
         entry.plan.bind({**entry.problem, SM_COUNT: 1})
+        for operand in entry.operands:
+            for extent in (*operand.shape, *operand.strides):
+                evaluate(extent, entry.problem)
     except KeyError as error:
-        return f"its plan uses {error.args[0]}, which is no size of its problem"
+        return f"it uses {error.args[0]}, which is no size of its problem"
     except (ValueError, ArithmeticError, RecursionError, PlanError) as error:
-        return f"its plan cannot be evaluated: {error}"
+        return f"it cannot be evaluated: {error}"
     return ""
 
 

@@ -19,7 +19,6 @@ from tunegen.bundle.manifest import (
     Floor,
     Image,
     Manifest,
-    Operand,
     Provenance,
     RecordFacts,
     ShippedKernel,
@@ -152,10 +151,8 @@ def _describe(entry: BundleEntry, files: dict[str, bytes]) -> Entry:
         layout=entry.problem.layout,
         problem=entry.problem.names,
         config=dict(entry.config),
-        operands=tuple(
-            Operand(name=array.name, dtype=array.dtype, role=array.role)
-            for array in operation.arrays(entry.problem)
-        ),
+        batch_axis=operation.batch_axis,
+        operands=operation.operands(entry.problem),
         scalars=tuple(scalar for scalar, _ in operation.scalars),
         limits=entry.spec.limits(entry.config, entry.problem),
         plan=plan,

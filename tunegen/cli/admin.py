@@ -7,10 +7,11 @@ import click
 
 from tunegen.cli.common import (
     Settings,
-    console,
+    counted,
     json_option,
     pass_settings,
     print_json,
+    print_table,
     table,
 )
 
@@ -45,11 +46,12 @@ def doctor(settings: Settings, as_json: bool) -> int:
         rows = table("", "", "what", "found", "needed", "mend it with")
         for check in checks:
             rows.add_row(check.status, check.name, check.found, check.needed, check.fix)
-        screen = console()
-        screen.print(rows)
-        for check in checks:
-            if check.detail:
-                screen.print(f"{check.name}: {check.detail}", soft_wrap=True)
+        print_table(rows)
+        remarks = [check for check in checks if check.detail and check.status != "ok"]
+        if remarks:
+            click.echo()
+        for check in remarks:
+            click.echo(f"{check.name}: {check.detail}")
     return 1 if any(check.failed for check in checks) else 0
 
 
@@ -88,4 +90,5 @@ def _report(report: object, as_json: bool) -> None:
         print_json(report)
         return
     damaged = f", {report.damaged} of them damaged" if report.damaged else ""
-    click.echo(f"{report.folder}: {report.kernels} kernels, {report.bytes:,} bytes{damaged}")
+    kernels = counted(report.kernels, "kernel")
+    click.echo(f"{report.folder}: {kernels}, {report.bytes:,} bytes{damaged}")

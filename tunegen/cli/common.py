@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,20 +51,56 @@ pass_settings = click.make_pass_decorator(Settings, ensure=True)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document and nothing else."
 )
+
+
+class Folder(click.Path):
+    """A folder, there or not. An empty name is an unset variable in a script, not this folder."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 db_option = click.option(
     "--db",
-    type=click.Path(file_okay=False),
+    type=Folder(),
     help="Database folder to use instead of the one in the user's data directory.",
 )
 
+storage_option = click.option(
+    "--storage",
+    metavar="URL",
+    help="Where trials are kept, as in sqlite:///path/to/studies.db; the default is a file in the "
+    "user's data directory.",
+)
 
-def problem_options(*, several: bool = False, archs: bool = False) -> Callable[[F], F]:
+
+def device_options(function: F) -> F:
+    """The options that say on which GPU something is measured."""
+    device = click.option(
+        "--device", type=int, metavar="INDEX", help="Which GPU, as nvidia-smi counts; the first."
+    )
+    shared = click.option("--shared", is_flag=True, help="Also on a GPU that others use.")
+    return device(shared(function))
+
+
+def problem_options(
+    *, several: bool = False, archs: bool = False, here: bool = False
+) -> Callable[[F], F]:
     """The options that say what is to be computed and for which GPU.
 
-    ``several`` lets --problem be repeated, ``archs`` lets --arch.
+    ``several`` lets --problem be repeated, ``archs`` lets --arch; ``here`` is for what runs on a
+    GPU of this machine, see :func:`device_options`.
     """
     arch_help = "Compute capability: sm_75 to sm_121."
-    if archs:
+    devices: list[Callable[[Any], Any]]
+    if here:
+        devices = [device_options]
+    elif archs:
         devices = [
             click.option(
                 "--arch",
@@ -135,19 +172,64 @@ def console(*, stderr: bool = False) -> Console:
     """A rich console; plain text where the stream is no terminal or NO_COLOR is set."""
     from rich.console import Console
 
+    class PassingOn(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the program, as if it had failed
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
     # A pipe has no width: wide enough that no cell of ours is cut or folded.
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 200)
+    return PassingOn(file=stream, highlight=False, width=None if stream.isatty() else 200)
 
 
 def table(title: str, *columns: str) -> Table:
+    """An empty table. A column named ``">time"`` holds numbers, which stand to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(
+        title=title or None, title_justify="left", title_style="", box=SIMPLE_HEAD,
+        show_edge=False, pad_edge=False,
+    )  # fmt: skip
     for column in columns:
-        made.add_column(column)
+        number = column.startswith(">")
+        made.add_column(
+            column.removeprefix(">"), justify="right" if number else "left", no_wrap=number
+        )
     return made
+
+
+# Words up to this length are never cut, on however narrow a terminal; longer ones are paths.
+_WORD = 20
+
+
+def print_table(rows: Table) -> None:
+    """Print a table on stdout: cells wrap between words, nothing is cut."""
+    for column in rows.columns:
+        words = (word for text in (column.header, *column.cells) for word in str(text).split())
+        column.overflow = "fold"
+        column.min_width = min(max(map(len, words), default=1), _WORD)
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(rows, crop=False)
+    lines = (line.rstrip() for line in captured.get().strip("\n").splitlines())
+    click.echo("\n".join(lines), color=True)
+
+
+def print_labelled(label: str, text: str) -> None:
+    """A label and what it is of; on a terminal, what does not fit goes on beneath it."""
+    label = f"{label:<11}"
+    screen = console()
+    if screen.is_terminal:
+        text = textwrap.fill(
+            text, max(screen.width - len(label), 20), break_long_words=False,
+            break_on_hyphens=False,
+        ).replace("\n", "\n" + " " * len(label))  # fmt: skip
+    click.echo(label + text)
+
+
+def counted(number: int, what: str) -> str:
+    """``1 record``, ``2 records``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def print_json(document: Any) -> None:

@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunegen.cli.common import (
+    Folder,
     Settings,
     console,
+    counted,
     db_option,
     duration,
     json_option,
     pass_settings,
     print_json,
+    print_table,
     problem_options,
     table,
 )
 
 if TYPE_CHECKING:
     from tunegen.database import Database
-    from tunegen.model import TuningRecord
+    from tunegen.model import Operation, Problem, TuningRecord
 
 EPILOG = """\b
 Examples:
@@ -67,26 +70,20 @@ def list_records(
     if as_json:
         print_json([{"layer": layer, **_document(record)} for layer, record in found])
         return
-    rows = table(
-        "", "operation", "problem", "dtype", "layout", "device", "evidence", "time", "default",
-        "spec", "layer",
-    )  # fmt: skip
+    rows = table("", "kernel", "problem", "device", "evidence", ">time", ">default", "layer")
     for layer, record in found:
-        known = operations.get(record.operation)
-        sizes = (
-            known.text(record.problem)
-            if known
-            else "x".join(str(n) for _, n in record.problem.sizes)
-        )
         rows.add_row(
-            record.operation, sizes, record.problem.dtype, record.problem.layout,
-            f"{record.device.name} ({record.arch})", record.evidence,
+            f"{record.operation} {record.spec}",
+            _words(record.problem, operations.get(record.operation)),
+            f"{record.device.name} ({record.arch})",
+            record.evidence,
             duration(record.measurement.median_us),
             duration(record.default_us) if record.default_us is not None else "failed",
-            record.spec, layer,
-        )  # fmt: skip
-    console().print(rows)
-    settings.note(f"{len(found)} records")
+            layer,
+        )
+    if found:
+        print_table(rows)
+    settings.note(counted(len(found), "record"))
 
 
 @db.command()
@@ -134,7 +131,7 @@ def show(
 @pass_settings
 def check(settings: Settings, db: str | None, as_json: bool) -> int:
     """Look for malformed files and for records that are illegal or stale; exit code 3 for any."""
-    from tunegen import session
+    from tunegen import kernels, session
 
     findings = session.check(_open(db), settings.specs())
     if as_json:
@@ -151,11 +148,14 @@ def check(settings: Settings, db: str | None, as_json: bool) -> int:
             ]
         )
     else:
+        operations = kernels.operations(settings.specs())
         for finding in findings:
-            record = finding.record
-            which = f" {record.spec} {dict(record.problem.sizes)}" if record else ""
+            which = ""
+            if record := finding.record:
+                words = _words(record.problem, operations.get(record.operation))
+                which = f": {record.operation} {record.spec} {words}"
             click.echo(f"{finding.kind}: {finding.path}{which}: {finding.reason}")
-        settings.note(f"{len(findings)} findings" if findings else "nothing wrong")
+        settings.note(counted(len(findings), "finding") if findings else "nothing wrong")
     return 3 if findings else 0
 
 
@@ -170,7 +170,8 @@ def where(settings: Settings, db: str | None, as_json: bool) -> None:
         print_json(locations)
         return
     for location in locations:
-        state = f"{location.records} records" if location.exists else "not there yet"
+        exists = location.exists or location.unreadable
+        state = counted(location.records, "record") if exists else "not there yet"
         click.echo(f"{location.layer}: {location.path} ({state})")
         for path in location.files:
             click.echo(f"  {path}")
@@ -179,7 +180,7 @@ def where(settings: Settings, db: str | None, as_json: bool) -> None:
 
 
 @db.command()
-@click.argument("folder", type=click.Path(file_okay=False))
+@click.argument("folder", type=Folder())
 @db_option
 @json_option
 @pass_settings
@@ -194,6 +195,15 @@ def merge(settings: Settings, folder: str, db: str | None, as_json: bool) -> Non
         return
     left = f", {report.left_out} predictions left out" if report.left_out else ""
     click.echo(f"{report.added} added, {report.replaced} replaced, {report.kept} kept{left}")
+
+
+def _words(problem: Problem, operation: Operation | None) -> str:
+    if operation is None:  # of a kernel file that was not named
+        sizes, special = "x".join(str(n) for _, n in problem.sizes), dict(problem.attributes)
+    else:
+        sizes, special = operation.text(problem), operation.special(problem)
+    attributes = (f"{name}={value}" for name, value in special.items())
+    return " ".join(filter(None, (sizes, problem.dtype, problem.layout, *attributes)))
 
 
 def _document(record: TuningRecord) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from typing import Any
 import click
 
 from tunegen.cli.common import (
+    Folder,
     Settings,
-    console,
     db_option,
     json_option,
     pass_settings,
     problem_options,
-    table,
 )
 
 EPILOG = """\b
@@ -28,7 +27,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("operations", nargs=-1, required=True)
 @problem_options(archs=True)
-@click.option("--out", required=True, type=click.Path(file_okay=False), help="Folder to write.")
+@click.option("--out", required=True, type=Folder(), help="Folder to write.")
 @db_option
 @json_option
 @pass_settings
@@ -47,15 +46,15 @@ def export(
     if as_json:
         click.echo(bundle.encode(manifest).decode(), nl=False)
         return
-    rows = table(f"{out}", "kernel", "target", "config is", "image", "min driver")
     for entry in manifest.entries:
+        click.echo(f"{out}/{entry.name}")
         for image in entry.images:
-            rows.add_row(
-                entry.name, image.target, image.provenance, image.status, image.min_driver
-            )
+            config = f"config {image.provenance}"
+            click.echo(f"  {image.target:<11}{config}; {image.status}{_driver(image.min_driver)}")
         if entry.ptx is not None:
-            rows.add_row(
-                entry.name, f"PTX {entry.ptx.target}", "", f"ISA {entry.ptx.isa}",
-                entry.ptx.min_driver,
-            )  # fmt: skip
-    console().print(rows)
+            target = f"PTX {entry.ptx.target}"
+            click.echo(f"  {target:<11}ISA {entry.ptx.isa}{_driver(entry.ptx.min_driver)}")
+
+
+def _driver(branch: str) -> str:
+    return f"; driver {branch} or newer" if branch else ""

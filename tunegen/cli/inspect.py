@@ -9,19 +9,21 @@ import click
 
 from tunegen.cli.common import (
     Settings,
-    console,
     db_option,
     duration,
     json_option,
     param_option,
     pass_settings,
     print_json,
+    print_labelled,
+    print_table,
     problem_options,
     table,
 )
 
 if TYPE_CHECKING:
     from tunegen.session import Inspection
+    from tunegen.session.inspection import KernelResources
 
 EPILOG = """\b
 Examples:
@@ -56,7 +58,8 @@ def inspect(
     from tunegen import session
 
     found = session.inspect(operation, emit=emit, specs=settings.specs(), **options)
-    settings.note(f"{found.build.spec.name}: {found.build.config}")
+    if emit != "resources":
+        settings.note(f"{found.build.spec.name}: {found.build.config}")
     settings.note(f"config from: {found.origin}; code: {found.code}")
     if as_json:
         print_json(_document(found))
@@ -69,39 +72,44 @@ def inspect(
 
 def _print_resources(found: Inspection) -> None:
     build, prediction = found.build, found.prediction
+    names = (item.kernel.name for item in found.resources)
     rows = table(
         f"{build.spec.operation.name} {build.spec.name} for {build.target}, "
         f"NVRTC {build.kernels[0].nvrtc}",
-        "kernel", "registers", "spills", "stack", "shared", "threads", "blocks/SM", "occupancy",
-        "limited by", "cubin",
-    )  # fmt: skip
-    for item in found.resources:
-        used = item.kernel.resources
-        rows.add_row(
-            item.kernel.name,
-            str(used.registers),
-            f"{used.spill_store_bytes}+{used.spill_load_bytes} B",
-            f"{used.stack_bytes} B",
-            f"{item.shared_bytes:,} B",
-            str(item.threads),
-            str(item.occupancy.blocks_per_sm),
-            f"{item.occupancy.fraction:.0%}",
-            item.occupancy.limiter,
-            f"{len(item.kernel.cubin):,} B",
-        )
-    screen = console()
-    screen.print(rows)
+        "",
+        *(f">{name}" for name in names),
+    )
+    columns = [_facts(item) for item in found.resources]
+    for name in columns[0]:
+        rows.add_row(name, *(column[name] for column in columns))
+    print_table(rows)
+    click.echo()
     for kernel in build.kernels:
         if kernel.rejection:
-            screen.print(f"rejected   {kernel.name}: {kernel.rejection}", soft_wrap=True)
+            print_labelled("rejected", f"{kernel.name}: {kernel.rejection}")
     parts = ", ".join(f"{name} {duration(us)}" for name, us in prediction.parts.items())
-    screen.print(f"config     {build.config}", soft_wrap=True)
-    screen.print(
-        f"predicted  {duration(prediction.time_us)} on {build.request.device.name}, "
+    print_labelled("config", str(build.config))
+    print_labelled(
+        "predicted",
+        f"{duration(prediction.time_us)} on {build.request.device.name}, "
         f"bound by {prediction.bound}, {prediction.waves:.2f} waves",
-        soft_wrap=True,
     )
-    screen.print(f"parts      {parts}", soft_wrap=True)
+    print_labelled("parts", parts)
+
+
+def _facts(item: KernelResources) -> dict[str, str]:
+    used = item.kernel.resources
+    return {
+        "registers": str(used.registers),
+        "spills, stored+loaded": f"{used.spill_store_bytes}+{used.spill_load_bytes} B",
+        "stack": f"{used.stack_bytes} B",
+        "shared memory": f"{item.shared_bytes:,} B",
+        "threads": str(item.threads),
+        "blocks per SM": str(item.occupancy.blocks_per_sm),
+        "occupancy": f"{item.occupancy.fraction:.0%}",
+        "limited by": item.occupancy.limiter,
+        "cubin": f"{len(item.kernel.cubin):,} B",
+    }
 
 
 def _document(found: Inspection) -> dict[str, Any]:

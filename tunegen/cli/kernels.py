@@ -9,13 +9,14 @@ import click
 
 from tunegen.cli.common import (
     Settings,
-    console,
     json_option,
     pass_settings,
     print_json,
+    print_table,
     problem_options,
     table,
 )
+from tunegen.errors import UsageError
 
 EPILOG = """\b
 Examples:
@@ -38,6 +39,8 @@ def kernels(
     For each constraint: how many configurations it removes for the problem, given those above it.
     """
     if operation is None:
+        if arch is not None or any(options.values()):
+            raise UsageError("these options are about an operation", hint="name it first")
         _list(settings, as_json)
         return
     from tunegen import session
@@ -47,30 +50,27 @@ def kernels(
     if as_json:
         print_json([_document(listing) for listing in listings])
         return
-    screen = console()
-    problem = wanted.operation.text(wanted.problem)
-    screen.print(
-        f"{wanted.operation.name}: {wanted.operation.summary}\n"
-        f"for {problem} {wanted.problem.dtype} {wanted.problem.layout} on {wanted.device.name} "
-        f"({wanted.arch})\n",
-        soft_wrap=True,
-    )
+    problem = wanted.problem
+    words = (wanted.operation.text(problem), problem.dtype, problem.layout)
+    click.echo(f"{wanted.operation.name}: {wanted.operation.summary}")
+    click.echo(f"for {' '.join(filter(None, words))} on {wanted.device.name} ({wanted.arch})\n")
     for listing in listings:
-        screen.print(f"spec {listing.spec.name}: {listing.spec.summary}", soft_wrap=True)
+        click.echo(f"spec {listing.spec.name}: {listing.spec.summary}\n")
         if listing.refusal:
-            screen.print(f"  does not take this problem: {listing.refusal}\n", soft_wrap=True)
+            click.echo(f"it does not take this problem: {listing.refusal}\n")
             continue
-        rows = table("", "parameter", "values", "default", "meaning")
+        rows = table("", "parameter", "values", ">default", "meaning")
         for parameter in listing.parameters:
             default = listing.default[parameter.name] if listing.default else ""
             values = " ".join(map(str, parameter.values))
             rows.add_row(parameter.name, values, str(default), parameter.meaning)
-        screen.print(rows)
-        rows = table("", "removes", "constraint")
+        print_table(rows)
+        click.echo()
+        rows = table("", ">removes", "constraint")
         for reason, count in listing.removed:
             rows.add_row(f"{count:,}", reason)
-        screen.print(rows)
-        screen.print(f"{listing.valid:,} of {listing.cartesian:,} configurations are valid\n")
+        print_table(rows)
+        click.echo(f"\n{listing.valid:,} of {listing.cartesian:,} configurations are valid\n")
 
 
 def _list(settings: Settings, as_json: bool) -> None:
@@ -98,7 +98,7 @@ def _list(settings: Settings, as_json: bool) -> None:
             head = (name, operation.summary) if position == 0 else ("", "")
             tail = (" ".join(operation.dtypes), " ".join(operation.layouts))
             rows.add_row(*head, spec.name, spec.summary, *(tail if position == 0 else ("", "")))
-    console().print(rows)
+    print_table(rows)
 
 
 def _document(listing: Any) -> dict[str, Any]:

@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 import click
 
 from tunegen import __version__
-from tunegen.cli import admin, database, export, inspect, kernels, tune
+from tunegen.cli import (
+    admin,
+    bench,
+    database,
+    devices,
+    export,
+    inspect,
+    kernels,
+    study,
+    tune,
+)
 from tunegen.cli.common import Settings
 from tunegen.errors import CompileError, TunegenError
 
@@ -44,8 +56,12 @@ for command in (
     tune.tune,
     kernels.kernels,
     database.db,
+    study.study,
     inspect.inspect,
     export.export,
+    bench.bench,
+    devices.devices,
+    devices.calibrate,
     admin.doctor,
     admin.cache,
 ):
@@ -61,6 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned, errors are one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "-v" in words or "--verbose" in words
+    _open_missing_streams()
     try:
         code = cli.main(words, prog_name="tunegen", standalone_mode=False)
         sys.stdout.flush()
@@ -71,11 +88,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         where = f" (see {context.command_path} --help)" if context else ""
-        return _fail(f"{' '.join(error.format_message().split())}{where}", 2)
+        return _fail(f"{error.format_message()}{where}", 2)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader, "head" say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up(sys.stdout)
         return 0
     except TunegenError as error:
         if verbose:
@@ -84,9 +101,38 @@ def run(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        return _fail(" ".join(str(error).split()), error.exit_code)
+        return _fail(str(error), error.exit_code)
+    except OSError as error:  # stdout on a full disk; what else may fail has an error of its own
+        if verbose:
+            import traceback
+
+            traceback.print_exc()
+        _give_up(sys.stdout)
+        where = f"{error.filename}: " if error.filename else "the output cannot be written: "
+        return _fail(f"{where}{error.strerror or error}", 1)
+
+
+def _open_missing_streams() -> None:
+    """Python has None for a stream that the caller closed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let go what is left of the output, lest Python complains of it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# What the caller wrote is part of many messages, and may be anything.
+_LONGEST_MESSAGE = 1500
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"tunegen: {message}", err=True)
+    line = " ".join(message.split())
+    if len(line) > _LONGEST_MESSAGE:
+        half = _LONGEST_MESSAGE // 2
+        line = f"{line[:half]} [...] {line[-half:]}"
+    with contextlib.suppress(OSError):
+        click.echo(f"tunegen: {line}", err=True)
     return code

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from tunegen.database.checks import faults, instant
-from tunegen.database.ranges import RANGE_FACTOR, Relation, growing_attributes, relate
+from tunegen.database.ranges import RANGE_FACTOR, Relation, relate
 from tunegen.model import (
     SM_COUNT,
     DeviceClass,
@@ -82,7 +82,7 @@ class Question:
 
     def related(self, entries: Iterable[Entry]) -> list[tuple[Entry, Relation]]:
         """The entries in play whose problem is of the same class as the one asked for."""
-        growing = growing_attributes(self.operation, self.problem)
+        growing = self.operation.growing_attributes(self.problem)
         found = []
         for entry in entries:
             record = entry.record

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,7 +64,8 @@ class Database:
     def __init__(self, user_folder: Path | None = None, shipped: Path | None = None) -> None:
         self.user_folder = default_folder() if user_folder is None else user_folder
         self.shipped = resources.data_dir("tuned_db") if shipped is None else shipped
-        if self.user_folder.exists() and not self.user_folder.is_dir():
+        # os.path, since Path raises for a place that may not be looked into.
+        if os.path.exists(self.user_folder) and not os.path.isdir(self.user_folder):
             raise UsageError(f"{self.user_folder} is a file; a database is a folder")
         self._decoded: dict[Path, tuple[bytes, list[TuningRecord]]] = {}
 
@@ -78,15 +80,19 @@ class Database:
         """The layers in order, with what they hold."""
         locations = []
         for layer, folder in self.layers:
-            paths = tuple(_paths(folder))
-            count, unreadable = 0, []
+            count, paths, unreadable = 0, [], []
+            try:
+                paths = list(_paths(folder))
+            except DatabaseError as error:
+                unreadable.append(str(error))
             for path in paths:
                 try:
                     count += len(self._read(path))
                 except DatabaseError as error:
                     unreadable.append(str(error))
+            exists = os.path.isdir(folder)
             locations.append(
-                Location(layer, folder, folder.is_dir(), count, paths, tuple(unreadable))
+                Location(layer, folder, exists, count, tuple(paths), tuple(unreadable))
             )
         return locations
 
@@ -101,6 +107,14 @@ class Database:
             for path in _paths(folder, arch, operation):
                 for record in self._read(path):
                     yield layer, record
+
+    def ensure_writable(self, arch: str, operation: str) -> None:
+        """Raise now what :meth:`put` would raise after the work that goes into a record: the file
+        cannot be locked, read or written."""
+        self._refuse_package()
+        path = self.user_folder / arch / f"{operation}.json"
+        with files.exclusive(path):
+            self._stored(path)
 
     def put(self, record: TuningRecord) -> Path:
         """Add a record to the user's layer; it replaces one with the same identity.
@@ -122,7 +136,7 @@ class Database:
         Of two records with the same identity the one created later stays. All of ``folder`` is
         read before anything is written. Raises as :meth:`put` does.
         """
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UsageError(f"no database folder {folder}")
         incoming: dict[Path, list[TuningRecord]] = {}
         added = replaced = kept = left_out = 0
@@ -195,22 +209,34 @@ class Database:
         constraint, or ""; ``stale`` why its kernels are not what is generated today. It is only
         asked about records that are legal.
         """
-        findings = []
+        findings: list[Finding] = []
         for layer, folder in self.layers:
-            for path in _paths(folder):
-                try:
-                    records = self._read(path)
-                except DatabaseError as error:
-                    findings.append(Finding(layer, path, "malformed", str(error)))
-                    continue
-                unique = {record.identity: record for record in records}
-                if form.encode(unique.values()) != self._decoded[path][0]:
-                    reason = "these are not the bytes that tunegen would write"
-                    findings.append(Finding(layer, path, "not canonical", reason))
-                for record in records:
-                    for kind, reason in _wrong(layer, path, record, illegal, stale):
-                        findings.append(Finding(layer, path, kind, reason, record))
+            try:
+                for path in _paths(folder):
+                    findings += self._check_file(layer, path, illegal, stale)
+            except DatabaseError as error:
+                findings.append(Finding(layer, folder, "malformed", str(error)))
         return findings
+
+    def _check_file(
+        self,
+        layer: str,
+        path: Path,
+        illegal: Callable[[TuningRecord], str],
+        stale: Callable[[TuningRecord], str],
+    ) -> Iterator[Finding]:
+        try:
+            records = self._read(path)
+        except DatabaseError as error:
+            yield Finding(layer, path, "malformed", str(error))
+            return
+        unique = {record.identity: record for record in records}
+        if form.encode(unique.values()) != self._decoded[path][0]:
+            reason = "these are not the bytes that tunegen would write"
+            yield Finding(layer, path, "not canonical", reason)
+        for record in records:
+            for kind, reason in _wrong(layer, path, record, illegal, stale):
+                yield Finding(layer, path, kind, reason, record)
 
     @property
     def _ships(self) -> bool:
@@ -222,11 +248,7 @@ class Database:
 
     def _admit(self, record: TuningRecord) -> TuningRecord:
         """``record`` as it will be stored; raises :class:`DatabaseError` if it must not be."""
-        if self.user_folder.resolve().is_relative_to(_PACKAGE):
-            raise DatabaseError(
-                f"{self.user_folder} belongs to the installed package, which is never written",
-                hint="--db DIR names another folder",
-            )
+        self._refuse_package()
         record = form.settle(record)
         if found := faults(record):
             raise DatabaseError(
@@ -238,6 +260,13 @@ class Database:
                 hint="--db DIR names another folder",
             )
         return record
+
+    def _refuse_package(self) -> None:
+        if self.user_folder.resolve().is_relative_to(_PACKAGE):
+            raise DatabaseError(
+                f"{self.user_folder} belongs to the installed package, which is never written",
+                hint="--db DIR names another folder",
+            )
 
     def _stored(self, path: Path) -> dict[Any, TuningRecord]:
         return {record.identity: record for record in self._read(path)}
@@ -265,12 +294,29 @@ def default_folder() -> Path:
 
 
 def _paths(folder: Path, arch: str | None = None, operation: str | None = None) -> Iterator[Path]:
-    """The files of a layer by ascending capability, then by operation."""
-    places = (place for place in folder.glob("sm_*") if arch in (None, place.name))
+    """The files of a layer by ascending capability, then by operation.
+
+    Raises :class:`DatabaseError` for a folder that is there and cannot be read.
+    """
+    places = (
+        place
+        for place in _entries(folder)
+        if place.name.startswith("sm_") and arch in (None, place.name)
+    )
     for place in sorted(places, key=lambda place: (len(place.name), place.name)):
-        for path in sorted(place.glob("*.json")):
-            if operation in (None, path.stem) and not path.name.startswith("."):
+        for path in sorted(_entries(place)):
+            named = path.suffix == ".json" and not path.name.startswith(".")
+            if named and operation in (None, path.stem):
                 yield path
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise DatabaseError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
 def _moment(record: TuningRecord) -> float:

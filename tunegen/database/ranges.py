@@ -51,21 +51,12 @@ class Relation:
         return f"{name} differs by a factor of {factor:.3g}"
 
 
-def growing_attributes(operation: Operation, problem: Problem) -> frozenset[str]:
-    """The attributes whose default grows with the sizes: leading dimensions, not beta."""
-    sizes = dict(problem.sizes)
-    larger = {name: 2 * size + 2 for name, size in sizes.items()}
-    here = operation.attributes(sizes, problem.dtype, problem.layout)
-    there = operation.attributes(larger, problem.dtype, problem.layout)
-    return frozenset(name for name in here if here[name] != there[name])
-
-
 def relate(
     operation: Operation, growing: frozenset[str], tuned: Problem, asked: Problem
 ) -> Relation | None:
     """How ``tuned`` relates to ``asked``; None where they differ in more than sizes and strides.
 
-    ``growing`` are the :func:`growing_attributes` of ``asked``.
+    ``growing`` are the :meth:`Operation.growing_attributes` of ``asked``.
     """
     kinds = [
         (p.operation, p.dtype, p.layout, {name for name, _ in p.sizes}) for p in (tuned, asked)

@@ -6,6 +6,11 @@ Finding GPUs loads no driver; :class:`Gpu` does, and is imported only where one 
 
 from tunegen.device.detect import find_gpus, visible
 from tunegen.device.driver import CudaError
-from tunegen.device.gpu import Call, Gpu, Graph, LoadedKernels
+from tunegen.device.gpu import Gpu, Graph, Mark, open_gpu
+from tunegen.device.loading import Call, LoadedKernels
+from tunegen.device.telemetry import Monitor
 
-__all__ = ["Call", "CudaError", "Gpu", "Graph", "LoadedKernels", "find_gpus", "visible"]
+__all__ = [
+    "Call", "CudaError", "Gpu", "Graph", "LoadedKernels", "Mark", "Monitor", "find_gpus",
+    "open_gpu", "visible",
+]  # fmt: skip

@@ -1,32 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One GPU in one process: memory, kernels, launches, graphs, events."""
+"""One GPU in one process: memory, graphs, events, all in the order of one stream."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import contextlib
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunegen.device.driver import bindings, call
+from tunegen.device.driver import CudaError, arch_of, attribute, bindings, call
+from tunegen.device.loading import LoadedKernels
+from tunegen.device.telemetry import Monitor
 from tunegen.errors import DeviceError
-from tunegen.model import CompiledKernel, DeviceClass, Launch, LaunchPlan
-
-_SCALARS: dict[str, Any] = {
-    "pointer": ctypes.c_uint64,
-    "workspace": ctypes.c_uint64,
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "fp32": ctypes.c_float,
-    "fp64": ctypes.c_double,
-}
-
-# A kernel gets this much shared memory without being asked for more.
-_PLAIN_SHARED_BYTES = 48 * 1024
+from tunegen.model import CompiledKernel, DeviceClass, capability
 
 # Rates per clock and multiprocessor by capability: (fp32, fp64), CUDA programming guide, table of
 # arithmetic throughput.
@@ -35,36 +24,66 @@ _RATES = {
     90: (128, 64), 100: (128, 64), 103: (128, 2), 110: (128, 2), 120: (128, 2), 121: (128, 2),
 }  # fmt: skip
 
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the stream does not wait for the default stream
+
+
+def open_gpu(index: int = 0) -> tuple[Gpu, Monitor]:
+    """A device, numbered as CUDA does, opened by this process, and what watches it."""
+    monitor = Monitor(_uuid(_device(index)))  # before there is a context
+    gpu = Gpu(index)
+    monitor.opened()
+    return gpu, monitor
+
+
+def _device(index: int) -> Any:
+    try:
+        call("cuInit", 0)
+        count = call("cuDeviceGetCount")
+    except CudaError as error:
+        raise DeviceError(f"CUDA does not start: {error}", hint="tunegen doctor") from error
+    if not 0 <= index < count:
+        raise DeviceError(
+            f"no device {index}: there are {count}, numbered from 0", hint="tunegen doctor"
+        )
+    return call("cuDeviceGet", index)
+
+
+def _name(device: Any) -> str:
+    text: bytes = call("cuDeviceGetName", 128, device)
+    return text.split(b"\0")[0].decode()
+
+
+def _uuid(device: Any) -> str:
+    """``GPU-...``, or ``MIG-...`` where the device is a slice of a card: what NVML calls it."""
+    octets = uuid.UUID(bytes=bytes(call("cuDeviceGetUuid", device).bytes))
+    return f"{'MIG' if ' MIG ' in _name(device) else 'GPU'}-{octets}"
+
 
 class Gpu:
     """A GPU opened by this process, with one stream of its own.
 
-    Raises :class:`DeviceError` where there is no driver or no such device, naming what there is.
-    A CUDA error in any method is a :class:`tunegen.device.CudaError`.
+    Everything that touches device memory goes through that stream, so it happens in the order of
+    the calls. Raises :class:`DeviceError` where there is no driver or no such device, naming what
+    there is. A CUDA error in any method is a :class:`tunegen.device.CudaError`; it may be that of
+    a kernel launched before.
     """
 
     def __init__(self, index: int = 0) -> None:
-        call("cuInit", 0)
-        count = call("cuDeviceGetCount")
-        if not 0 <= index < count:
-            raise DeviceError(f"no device {index}: there are {count}, numbered from 0")
         self.index = index
-        self._device = call("cuDeviceGet", index)
-        self._context = call("cuDevicePrimaryCtxRetain", self._device)
-        call("cuCtxSetCurrent", self._context)
-        self.stream = call("cuStreamCreate", 1)  # CU_STREAM_NON_BLOCKING
+        self._device = _device(index)
+        # The primary context is the one that torch and the CUDA runtime use too.
+        call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", self._device))
+        self.stream = call("cuStreamCreate", _NON_BLOCKING)
 
     def device_class(self) -> DeviceClass:
         """What kind of GPU it is, as the driver describes it."""
-        major = self._attribute("COMPUTE_CAPABILITY_MAJOR")
-        arch = major * 10 + self._attribute("COMPUTE_CAPABILITY_MINOR")
-        name = call("cuDeviceGetName", 128, self._device).split(b"\0")[0].decode()
+        arch = arch_of(self._device)
         memory_mhz = self._attribute("MEMORY_CLOCK_RATE") // 1000
         width = self._attribute("GLOBAL_MEMORY_BUS_WIDTH")
-        fp32, fp64 = _RATES.get(arch, (128, 2))
+        fp32, fp64 = _RATES.get(capability(arch), (128, 2))
         return DeviceClass(
-            name=name,
-            arch=f"sm_{arch}",
+            name=_name(self._device),
+            arch=arch,
             sm_count=self._attribute("MULTIPROCESSOR_COUNT"),
             l2_bytes=self._attribute("L2_CACHE_SIZE"),
             shared_bytes_per_sm=self._attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
@@ -83,8 +102,7 @@ class Gpu:
         )
 
     def _attribute(self, name: str) -> int:
-        kind = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(call("cuDeviceGetAttribute", kind, self._device))
+        return attribute(self._device, name)
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -95,30 +113,42 @@ class Gpu:
     def allocate(self, size: int) -> int:
         """Address of ``size`` new bytes; raises :class:`DeviceError` with the bytes needed and
         free where they do not fit."""
-        if size > (free := self.free_bytes()):
-            raise DeviceError(f"{size:,} bytes of device memory are needed, {free:,} are free")
-        return int(call("cuMemAlloc", max(size, 1)))
+        free = self.free_bytes()
+        try:
+            if size <= free:
+                return int(call("cuMemAlloc", max(size, 1)))
+        except CudaError as error:
+            if error.code != "CUDA_ERROR_OUT_OF_MEMORY":
+                raise
+        raise DeviceError(f"{size:,} bytes of device memory are needed, {free:,} are free")
 
     def release(self, address: int) -> None:
+        """Give memory back once the stream is done with it."""
+        self.synchronize()
         call("cuMemFree", address)
 
     def upload(self, address: int, values: NDArray[Any]) -> None:
         values = np.ascontiguousarray(values)
         if values.nbytes:
-            call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
+            # Not cuMemcpyHtoD: that goes through the default stream, which this one does not
+            # wait for.
+            source = values.ctypes.data
+            call("cuMemcpyHtoDAsync", address, source, values.nbytes, self.stream)
+            self.synchronize()
 
     def download(self, address: int, out: NDArray[Any]) -> NDArray[Any]:
+        """Fill ``out``, which lies in memory without gaps, from an address."""
         if out.nbytes:
-            call("cuMemcpyDtoH", out.ctypes.data, address, out.nbytes)
+            call("cuMemcpyDtoHAsync", out.ctypes.data, address, out.nbytes, self.stream)
+            self.synchronize()
         return out
 
     def fill(self, address: int, byte: int, size: int) -> None:
-        """Set bytes, in the order of the stream."""
         if size:
             call("cuMemsetD8Async", address, byte, size, self.stream)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy within the device, in the order of the stream."""
+        """Copy within the device."""
         if size:
             call("cuMemcpyDtoDAsync", to, source, size, self.stream)
 
@@ -135,36 +165,28 @@ class Gpu:
     # --- graphs and timing -------------------------------------------------------------------
 
     def graph(self, record: Callable[[], None]) -> Graph:
-        """What ``record`` puts on the stream, as a graph that replays it."""
+        """What ``record`` puts on the stream, as a graph that replays it.
+
+        Kernels must have been launched once before: loading them is not allowed meanwhile.
+        """
         mode = bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call("cuStreamBeginCapture", self.stream, mode)
         try:
             record()
-        finally:
-            captured = call("cuStreamEndCapture", self.stream)
+        except BaseException:
+            # What went wrong is raised, not that it spoiled the capture.
+            with contextlib.suppress(CudaError):
+                call("cuGraphDestroy", call("cuStreamEndCapture", self.stream))
+            raise
+        captured = call("cuStreamEndCapture", self.stream)
         try:
             return Graph(call("cuGraphInstantiate", captured, 0), self.stream)
         finally:
             call("cuGraphDestroy", captured)
 
-    @contextmanager
-    def timer(self) -> Iterator[Callable[[], float]]:
-        """Time what the block puts on the stream: the yielded function gives microseconds.
-
-        It waits for the end, so call it after the block.
-        """
-        start, end = call("cuEventCreate", 0), call("cuEventCreate", 0)
-
-        def elapsed() -> float:
-            call("cuEventSynchronize", end)
-            milliseconds = float(call("cuEventElapsedTime", start, end))
-            call("cuEventDestroy", start)
-            call("cuEventDestroy", end)
-            return milliseconds * 1e3
-
-        call("cuEventRecord", start, self.stream)
-        yield elapsed
-        call("cuEventRecord", end, self.stream)
+    def mark(self) -> Mark:
+        """Mark this place of the stream, to be waited for and timed."""
+        return Mark(self.stream)
 
 
 class Graph:
@@ -173,120 +195,38 @@ class Graph:
     def __init__(self, handle: Any, stream: Any) -> None:
         self._handle = handle
         self._stream = stream
+        # Otherwise the first launch does it, and takes longer than the others.
+        call("cuGraphUpload", handle, stream)
 
     def launch(self) -> None:
         call("cuGraphLaunch", self._handle, self._stream)
 
     def close(self) -> None:
-        call("cuGraphExecDestroy", self._handle)
+        """Destroy it once it has run; a context that is lost has destroyed it already."""
+        with contextlib.suppress(CudaError):
+            call("cuStreamSynchronize", self._stream)
+        with contextlib.suppress(CudaError):
+            call("cuGraphExecDestroy", self._handle)
 
 
-class LoadedKernels:
-    """Cubins in device memory, ready to launch."""
+class Mark:
+    """A place of the stream: an event that is recorded there."""
 
-    def __init__(self, kernels: Sequence[CompiledKernel]) -> None:
-        self._modules = []
-        self._functions: dict[str, Any] = {}
-        self._grown: dict[str, int] = {}
-        for kernel in kernels:
-            module = call("cuModuleLoadData", kernel.cubin)
-            self._modules.append(module)
-            entry = kernel.entry.encode()
-            self._functions[kernel.name] = call("cuModuleGetFunction", module, entry)
+    def __init__(self, stream: Any) -> None:
+        self._event = call("cuEventCreate", 0)
+        call("cuEventRecord", self._event, stream)
+
+    def wait(self) -> None:
+        """Wait until the stream has come here; raises what its kernels did wrong."""
+        call("cuEventSynchronize", self._event)
+
+    def since_us(self, earlier: Mark) -> float:
+        """Microseconds of device time from an earlier mark to this one, which are both reached.
+
+        The clock's resolution is about half a microsecond.
+        """
+        return float(call("cuEventElapsedTime", earlier._event, self._event)) * 1e3
 
     def close(self) -> None:
-        for module in self._modules:
-            call("cuModuleUnload", module)
-        self._modules.clear()
-
-    def bind(
-        self,
-        plan: LaunchPlan,
-        operands: Mapping[str, int],
-        scalars: Mapping[str, float],
-        workspace: int = 0,
-    ) -> Call:
-        """A call with its arguments: a bound plan, addresses of operands, scalars by name."""
-        return Call(
-            [
-                _prepare(self._function(launch), launch, operands, scalars, workspace)
-                for launch in plan.launches
-            ]
-        )
-
-    def _function(self, launch: Launch) -> Any:
-        function = self._functions[launch.kernel]
-        asked = max(launch.shared_bytes, self._grown.get(launch.kernel, _PLAIN_SHARED_BYTES))
-        if asked > self._grown.get(launch.kernel, _PLAIN_SHARED_BYTES):
-            kind = bindings().CUfunction_attribute
-            name = "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
-            call("cuFuncSetAttribute", function, getattr(kind, name), asked)
-            self._grown[launch.kernel] = asked
-        return function
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """One launch with everything that its pointers point to kept alive."""
-
-    function: Any
-    config: Any
-    pointers: Any
-    values: tuple[Any, ...]
-
-
-class Call:
-    """The launches of one call of an operation, with their arguments."""
-
-    def __init__(self, launches: Sequence[_Prepared]) -> None:
-        self._launches = launches
-
-    def launch(self, stream: Any) -> None:
-        """Put the launches on ``stream``. Raises :class:`CudaError` where one is refused."""
-        for item in self._launches:
-            item.config.hStream = stream
-            call(
-                "cuLaunchKernelEx", item.config, item.function,
-                ctypes.addressof(item.pointers) if item.values else 0, 0,
-            )  # fmt: skip
-
-
-def _prepare(
-    function: Any,
-    launch: Launch,
-    operands: Mapping[str, int],
-    scalars: Mapping[str, float],
-    workspace: int,
-) -> _Prepared:
-    values = []
-    for argument in launch.arguments:
-        match argument.type:
-            case "pointer":
-                value: float = operands[argument.name]
-            case "workspace":
-                value = workspace + int(argument.value)
-            case "int32" | "int64":
-                value = int(argument.value)
-            case _:
-                value = scalars[argument.name]
-        values.append(_SCALARS[argument.type](value))
-    pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
-    return _Prepared(function, _config(launch), pointers, tuple(values))
-
-
-def _config(launch: Launch) -> Any:
-    driver = bindings()
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = (int(extent) for extent in launch.grid)
-    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-    config.sharedMemBytes = launch.shared_bytes
-    config.numAttrs = 0
-    if launch.cluster != (1, 1, 1):
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value = driver.CUlaunchAttributeValue()
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster
-        attribute.value = value
-        config.attrs = [attribute]
-        config.numAttrs = 1
-    return config
+        with contextlib.suppress(CudaError):
+            call("cuEventDestroy", self._event)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from tunegen.errors import UsageError, unknown
@@ -57,16 +59,20 @@ def specs_of(
 def load(path: Path) -> KernelSpec:
     """The ``SPEC`` of a kernel file kept outside this package; its templates lie beside it.
 
-    The file is Python and is run. Raises :class:`UsageError` where it has no ``SPEC``.
+    The file is Python and is run; what it raises by itself is not caught. Raises
+    :class:`UsageError` where it cannot be read or has no ``SPEC``.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path raises for a place that may not be looked into
         raise UsageError(f"no kernel file {path}")
     module_spec = importlib.util.spec_from_file_location(f"tunegen_user_{path.stem}", path)
     if module_spec is None or module_spec.loader is None:
         raise UsageError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    try:
+        module_spec.loader.exec_module(module)
+    except (OSError, SyntaxError, ImportError) as error:
+        raise UsageError(f"kernel file {path} does not load: {error}") from error
     spec = getattr(module, "SPEC", None)
     if not isinstance(spec, KernelSpec):
         raise UsageError(f"{path} defines no SPEC of type KernelSpec")
-    return spec
+    return replace(spec, file=path.name)

@@ -13,6 +13,7 @@ from tunegen.model import (
     ACCUMULATOR,
     Argument,
     Array,
+    EdgeProblem,
     Limit,
     Operation,
     Problem,
@@ -87,7 +88,38 @@ def flops(p: Problem) -> int:
     return 2 * p.B * p.M * p.N * p.K
 
 
-OPERATION = Operation(
+# Sizes as they are written, and how much longer than their rows the leading dimensions are. Tails
+# of every block, one row, one column, sums shorter than any pipeline and none at all, sums longer
+# than any slice, two matrices.
+EDGES = (
+    ("300x261x70", 0),
+    ("130x67x19", 3),
+    ("1x259x64", 0),
+    ("259x1x64", 5),
+    ("64x96x3", 0),
+    ("70x34x1", 1),
+    ("33x40x0", 0),
+    ("37x29x2049", 1),
+    ("2x72x40x264", 8),
+    ("2x33x65x31", 1),
+)
+
+
+def edge_problems(p: Problem) -> tuple[EdgeProblem, ...]:
+    """Bases are no more aligned than the class of the problem promises."""
+    found = []
+    for sizes, gap in EDGES:
+        tight = OPERATION.problem(sizes, dtype=p.dtype, layout=p.layout)
+        leading = {name: getattr(tight, name) + gap for name in ("lda", "ldb", "ldc")}
+        problem = OPERATION.problem(
+            sizes, dtype=p.dtype, layout=p.layout, beta=p.beta, align=p.align, **leading
+        )
+        offset = p.align if gap else 0
+        found.append(EdgeProblem(problem, tuple((name, offset) for name in ("A", "B", "C"))))
+    return tuple(found)
+
+
+OPERATION: Operation = Operation(
     name="matmul",
     summary="C = alpha * A B + beta * C",
     axes=("M", "N", "K"),
@@ -101,6 +133,8 @@ OPERATION = Operation(
     flops=flops,
     attributes=attributes,
     check=check,
+    terms=lambda p: max(1, p.K + p.beta),
+    edge_problems=edge_problems,
 )
 
 

@@ -19,6 +19,7 @@ from tunegen.model import (
     Config,
     Constraint,
     DeviceClass,
+    EdgeProblem,
     Launch,
     LaunchPlan,
     Limit,
@@ -55,7 +56,33 @@ def _wide(operands: Mapping[str, Any], name: str) -> Any:
     return np.asarray(operands[name], dtype=np.float64)
 
 
-FILL = Operation(
+# Elements, and by how many of them each operand is away from an aligned address: tails of vectors
+# and of tiles, less than a vector, and bases that are misaligned alike and apart.
+EDGES = (
+    (100_003, (0, 0, 0)),
+    (32_768, (1, 1, 1)),
+    (40_001, (1, 2, 3)),
+    (4_099, (0, 1, 0)),
+    (33, (0, 0, 1)),
+    (7, (3, 3, 3)),
+    (1, (0, 0, 0)),
+)
+
+
+def edge_problems(operation: Operation, p: Problem) -> tuple[EdgeProblem, ...]:
+    names = [array.name for array in operation.arrays(p)]
+    return tuple(
+        EdgeProblem(
+            operation.problem((n,), dtype=p.dtype),
+            tuple(
+                (name, p.element_bytes * away) for name, away in zip(names, apart, strict=False)
+            ),
+        )
+        for n, apart in EDGES
+    )
+
+
+FILL: Operation = Operation(
     name="fill",
     summary="y = value",
     axes=("N",),
@@ -65,9 +92,10 @@ FILL = Operation(
     arrays=lambda p: (_array(p, "y", "out"),),
     reference=lambda p, operands, scalars: {"y": np.full(p.N, scalars["value"])},
     flops=lambda p: 0,
+    edge_problems=lambda p: edge_problems(FILL, p),
 )
 
-COPY = Operation(
+COPY: Operation = Operation(
     name="copy",
     summary="y = x",
     axes=("N",),
@@ -76,9 +104,10 @@ COPY = Operation(
     arrays=lambda p: (_array(p, "x", "in"), _array(p, "y", "out")),
     reference=lambda p, operands, scalars: {"y": _wide(operands, "x")},
     flops=lambda p: 0,
+    edge_problems=lambda p: edge_problems(COPY, p),
 )
 
-ADD = Operation(
+ADD: Operation = Operation(
     name="add",
     summary="z = x + y",
     axes=("N",),
@@ -87,9 +116,10 @@ ADD = Operation(
     arrays=lambda p: (_array(p, "x", "in"), _array(p, "y", "in"), _array(p, "z", "out")),
     reference=lambda p, operands, scalars: {"z": _wide(operands, "x") + _wide(operands, "y")},
     flops=lambda p: p.N,
+    edge_problems=lambda p: edge_problems(ADD, p),
 )
 
-AXPY = Operation(
+AXPY: Operation = Operation(
     name="axpy",
     summary="y = a x + y",
     axes=("N",),
@@ -101,6 +131,7 @@ AXPY = Operation(
         "y": scalars["a"] * _wide(operands, "x") + _wide(operands, "y")
     },
     flops=lambda p: 2 * p.N,
+    edge_problems=lambda p: edge_problems(AXPY, p),
 )
 
 
@@ -193,10 +224,10 @@ def work(
         l1_wavefronts=accesses * maximum(1, c.VECTOR_BYTES // 4),
         l2_bytes=traffic,
         dram_bytes=traffic,
-        # Without loads it is the stores that have to be in flight.
-        inflight_bytes=c.UNROLL * c.VECTOR_BYTES * max(1, loads),
+        # A step waits for its loads. Stores are not waited for: as if all were in flight.
+        inflight_bytes=c.UNROLL * c.VECTOR_BYTES * loads if loads else traffic,
         steps=tiles_per_block,
-        overlap=0,
+        overlap=int(loads == 0),
         double_precision=p.dtype == "fp64",
         register_limit=minimum(255, d.registers_per_sm // c.THREADS),
     )

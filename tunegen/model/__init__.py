@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary: frozen values, and the two protocols that tools are plugged into."""
 
+from tunegen.model.calibration import STREAM_WRITES, Calibration, Figure, StreamPoint
+from tunegen.model.contest import Contest, Figures, Standing, VendorRatio
 from tunegen.model.device_class import ARCHS, DeviceClass, capability, check_arch
 from tunegen.model.expr import Expr, ceil_div, evaluate, maximum, minimum
-from tunegen.model.gpu import FoundGpus, GpuInfo
+from tunegen.model.gpu import FoundGpus, GpuInfo, Telemetry
 from tunegen.model.kernel import (
     SM_COUNT,
     Candidate,
@@ -26,6 +28,7 @@ from tunegen.model.outcome import (
 from tunegen.model.plan import (
     GRID_LIMITS,
     Argument,
+    ArgumentType,
     Launch,
     LaunchPlan,
     Limit,
@@ -35,7 +38,10 @@ from tunegen.model.plan import (
 from tunegen.model.problem import (
     ACCUMULATOR,
     DTYPE_BYTES,
+    ROUNDOFF,
     Array,
+    EdgeProblem,
+    Operand,
     Operation,
     Problem,
     parse_sizes,
@@ -58,9 +64,13 @@ __all__ = [
     "ARCHS",
     "DTYPE_BYTES",
     "GRID_LIMITS",
+    "ROUNDOFF",
     "SM_COUNT",
+    "STREAM_WRITES",
     "Argument",
+    "ArgumentType",
     "Array",
+    "Calibration",
     "Candidate",
     "Columns",
     "CompiledKernel",
@@ -68,11 +78,15 @@ __all__ = [
     "Config",
     "ConfigTable",
     "Constraint",
+    "Contest",
     "DeviceClass",
     "DeviceIdentity",
+    "EdgeProblem",
     "Evaluator",
     "Evidence",
     "Expr",
+    "Figure",
+    "Figures",
     "FoundGpus",
     "GpuInfo",
     "KernelDefinition",
@@ -83,6 +97,7 @@ __all__ = [
     "LaunchPlan",
     "Limit",
     "Measurement",
+    "Operand",
     "Operation",
     "Outcome",
     "OutcomeKind",
@@ -92,9 +107,13 @@ __all__ = [
     "Resources",
     "Sizes",
     "Space",
+    "Standing",
+    "StreamPoint",
+    "Telemetry",
     "TensorMap",
     "Trial",
     "TuningRecord",
+    "VendorRatio",
     "Work",
     "capability",
     "ceil_div",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs of this machine, as its driver describes them before anything runs on them."""
+"""The GPUs of this machine, as its driver describes them before and while something runs."""
 
 from __future__ import annotations
 
@@ -40,3 +40,24 @@ class FoundGpus:
     driver: str = ""
     driver_cuda: str = ""
     hidden: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The card as NVML describes it at one moment; None: not told.
+
+    Clocks in MHz, power in W (averaged by the driver, over a second on recent cards), temperature
+    in degrees Celsius, reasons for throttling in words, energy since the driver was loaded in mJ.
+    ``utilization_percent`` is the share of NVML's last sample period (up to a second) in which a
+    kernel ran. ``other_pids`` are the processes that compute on the card besides the one that
+    asks, numbered as NVML numbers them: in a container that need not be the container's way.
+    """
+
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    throttle: tuple[str, ...] = ()
+    energy_mj: int | None = None
+    utilization_percent: int | None = None
+    other_pids: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from tunegen.model.device_class import DeviceClass
 from tunegen.model.expr import Expr
 from tunegen.model.plan import LaunchPlan, Limit
-from tunegen.model.problem import Operation, Problem
+from tunegen.model.problem import ACCUMULATOR, ROUNDOFF, Operation, Problem
 from tunegen.model.space import Config, Point, Space
 from tunegen.model.work import Work
 
@@ -68,7 +69,10 @@ class KernelSpec:
     launches, written over symbolic sizes; ``work`` counts what the performance model needs, for
     one configuration or for columns of them; ``limits`` are the preconditions a record carries.
     ``refuses`` gives the reason why a problem or device is out of reach, or the empty string.
-    ``suffix`` is the target suffix ("a") that the instructions used need.
+    ``suffix`` is the target suffix ("a") that the instructions used need, ``error_factor`` how
+    much more error than usual its results may have (see :meth:`tolerance`). ``template_root`` is
+    where its templates are and ``file`` the name of the file that defines it, when they are not
+    among the shipped ones.
     """
 
     name: str
@@ -82,7 +86,19 @@ class KernelSpec:
     limits: Callable[[Config, Problem], tuple[Limit, ...]]
     refuses: Callable[[Problem, DeviceClass], str] = field(default=lambda problem, device: "")
     suffix: str = ""
-    template_root: Path | None = None  # where its templates are, when not among the shipped ones
+    template_root: Path | None = None
+    file: str = ""
+    error_factor: float = 1.0
+
+    def tolerance(self, problem: Problem) -> float:
+        """The largest relative RMS error of a right result, against fp64:
+        ``error_factor * (u(dtype) + u(accumulator) * sqrt(terms))``, u being the unit roundoff.
+
+        A sum of normal values in order, one rounding a term, comes to about 0.3 of the second
+        part, rounding the result to 0.4 of the first.
+        """
+        summing = ROUNDOFF[ACCUMULATOR[problem.dtype]] * math.sqrt(self.operation.terms(problem))
+        return self.error_factor * (ROUNDOFF[problem.dtype] + summing)
 
     def target(self, arch: str) -> str:
         """The compiler target for a capability: ``sm_90`` or ``sm_90a``."""

@@ -3,16 +3,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tunegen.errors import UsageError, unknown
+from tunegen.model.expr import Expr
+from tunegen.model.plan import formula
 
 # Bytes per element. The names are the ones used everywhere: CLI, Python, JSON and CUDA.
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
+
+# Unit roundoff: the largest relative error of rounding to nearest.
+ROUNDOFF: dict[str, float] = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+}
 
 # Arithmetic is done in this type: 16-bit inputs accumulate in fp32.
 ACCUMULATOR: dict[str, str] = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp32", "bf16": "fp32"}
@@ -42,6 +54,18 @@ class Array:
     @property
     def bytes(self) -> int:
         return self.elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array of an operation for whatever sizes: ``shape`` and ``strides``, in elements, are
+    numbers or formulas over the problem's sizes and attributes."""
+
+    name: str
+    dtype: str
+    role: Literal["in", "out", "inout"]
+    shape: tuple[int | str, ...]
+    strides: tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,16 +99,30 @@ class Problem:
         return DTYPE_BYTES[self.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeProblem:
+    """A problem at which kernels tend to go wrong. ``offsets`` shifts operands from an aligned
+    address, in bytes."""
+
+    problem: Problem
+    offsets: tuple[tuple[str, int], ...] = ()
+
+
 @dataclass(frozen=True)
 class Operation:
     """What a kernel computes, apart from how.
 
     ``axes`` name the sizes in the order in which a problem is written (``4096x4096x4096``);
     ``batch_axis`` may stand before them. ``attributes`` computes further values that a problem
-    fixes (leading dimensions, whether C is read), with their defaults; ``check`` raises
-    :class:`UsageError` for a combination that has no meaning. ``arrays`` lists the operands of a
-    problem in the order in which kernels take them, ``scalars`` the run-time factors with their
-    defaults. ``reference`` computes the outputs in fp64 with NumPy. ``flops`` counts arithmetic.
+    fixes (leading dimensions, whether C is read), with their defaults; one with the name of a
+    scalar says whether that factor may be other than 0. ``check`` raises :class:`UsageError` for
+    a combination that has no meaning. ``arrays`` lists the operands of a problem in the order in
+    which kernels take them, in plain arithmetic over sizes and leading dimensions, so that
+    symbols give formulas; ``scalars`` the run-time factors with their defaults. ``reference``
+    computes the outputs in fp64 with NumPy. ``flops`` counts arithmetic, ``terms`` how many
+    products an output is the sum of. ``edge_problems`` are small ones of the same class as a given
+    problem (dtype, layout, whether C is read) that the same kernel must get right; see
+    :meth:`edges`.
     """
 
     name: str
@@ -102,6 +140,8 @@ class Operation:
         default=lambda sizes, dtype, layout: {}
     )
     check: Callable[[Problem], None] = field(default=lambda problem: None)
+    terms: Callable[[Problem], int] = field(default=lambda problem: 1)
+    edge_problems: Callable[[Problem], tuple[EdgeProblem, ...]] | None = None
 
     def problem(
         self,
@@ -133,6 +173,7 @@ class Operation:
             self.name, tuple(named.items()), dtype, layout, tuple(sorted(values.items()))
         )
         self.check(problem)
+        self._refuse_beyond_64_bits(problem)
         return problem
 
     def text(self, problem: Problem) -> str:
@@ -148,13 +189,72 @@ class Operation:
         defaults = self.attributes(dict(problem.sizes), problem.dtype, problem.layout)
         return {key: value for key, value in problem.attributes if defaults.get(key) != value}
 
+    def edges(self, problem: Problem) -> tuple[EdgeProblem, ...]:
+        """The edge problems of a problem's class. Where the operation lists none, a few odd sizes,
+        and 1 along each axis."""
+        if self.edge_problems is not None:
+            return self.edge_problems(problem)
+        odd = tuple(37 + 4 * position for position in range(len(self.axes)))
+        flat = ((*odd[:axis], 1, *odd[axis + 1 :]) for axis in range(len(odd)))
+        shapes = dict.fromkeys((odd, *flat, tuple(8 * size + 3 for size in odd)))
+        special = self.special(problem)
+        found = []
+        for shape in shapes:
+            with contextlib.suppress(UsageError):  # an attribute that these sizes do not allow
+                found.append(
+                    EdgeProblem(
+                        self.problem(shape, dtype=problem.dtype, layout=problem.layout, **special)
+                    )
+                )
+        return tuple(found)
+
+    def growing_attributes(self, problem: Problem) -> frozenset[str]:
+        """The attributes whose default grows with the sizes: leading dimensions, not beta."""
+        sizes = dict(problem.sizes)
+        larger = {name: 2 * size + 2 for name, size in sizes.items()}
+        here = self.attributes(sizes, problem.dtype, problem.layout)
+        there = self.attributes(larger, problem.dtype, problem.layout)
+        return frozenset(name for name in here if here[name] != there[name])
+
+    def operands(self, problem: Problem) -> tuple[Operand, ...]:
+        """The arrays of every problem that differs from this one in sizes and leading dimensions
+        only."""
+        growing = self.growing_attributes(problem)
+        sizes: Any = tuple((name, Expr(name)) for name, _ in problem.sizes)
+        attributes: Any = tuple(
+            (name, Expr(name) if name in growing else value) for name, value in problem.attributes
+        )
+        symbolic = Problem(self.name, sizes, problem.dtype, problem.layout, attributes)
+        return tuple(
+            Operand(
+                array.name, array.dtype, array.role,
+                tuple(map(formula, array.shape)), tuple(map(formula, array.strides)),
+            )
+            for array in self.arrays(symbolic)
+        )  # fmt: skip
+
     def bytes(self, problem: Problem) -> int:
-        """Least traffic in bytes: every input read and every output written once."""
+        """Least traffic in bytes: every input read and every output written once; none where
+        every output is empty."""
         traffic = 0
-        for array in self.arrays(problem):
+        arrays = self.arrays(problem)
+        if not any(array.elements for array in arrays if array.role != "in"):
+            return 0
+        for array in arrays:
             passes = 2 if array.role == "inout" else 1
             traffic += passes * math.prod(array.shape) * DTYPE_BYTES[array.dtype]
         return traffic
+
+    def _refuse_beyond_64_bits(self, problem: Problem) -> None:
+        """Kernels take sizes and strides as 64-bit integers and add them up to addresses."""
+        for name, value in problem.names.items():
+            if value >= _SIZE_LIMIT:
+                raise UsageError(f"{name}={value} is 2^62 or more")
+        for array in self.arrays(problem):
+            if array.bytes >= _BYTES_LIMIT:
+                raise UsageError(
+                    f"{array.name} of {self.name} takes {array.bytes} bytes, addresses end at 2^63"
+                )
 
     def _sizes(self, sizes: str | tuple[int, ...] | Mapping[str, int]) -> dict[str, int]:
         if isinstance(sizes, Mapping):
@@ -165,10 +265,10 @@ class Operation:
             missing = [axis for axis in self.axes if axis not in sizes]
             if missing:
                 raise UsageError(f"{self.name} needs the sizes {', '.join(missing)}")
-            numbers = [int(sizes[axis]) for axis in self.axes]
-            batch = int(sizes.get(self.batch_axis, 1)) if self.batch_axis else 1
+            numbers = [_whole(sizes[axis]) for axis in self.axes]
+            batch = _whole(sizes.get(self.batch_axis, 1)) if self.batch_axis else 1
         else:
-            numbers = parse_sizes(sizes) if isinstance(sizes, str) else list(sizes)
+            numbers = parse_sizes(sizes) if isinstance(sizes, str) else [*map(_whole, sizes)]
             batch = 1
             if self.batch_axis and len(numbers) == len(self.axes) + 1:
                 batch = numbers.pop(0)
@@ -185,14 +285,25 @@ class Operation:
         return {self.batch_axis: batch, **named} if self.batch_axis else named
 
 
-_NUMBER = re.compile(r"(\d{1,18})(?:\^(\d{1,2}))?")
+# Byte counts of what is smaller fit 64 bits.
+_SIZE_LIMIT = 1 << 62
+_BYTES_LIMIT = 1 << 63
+
+
+def _whole(value: Any) -> int:
+    try:
+        return operator.index(value)  # NumPy's integers too
+    except TypeError:
+        raise UsageError(f"size {value!r} is not a whole number") from None
+
+
+_NUMBER = re.compile(r"(\d{1,18})(?:\^(\d{1,2}))?", re.ASCII)
 
 
 def parse_sizes(text: str) -> list[int]:
     """``4096x4096x4096``, ``2^24`` or ``2^20x3`` as numbers.
 
-    Raises :class:`UsageError` for anything else and for sizes of 2^62 and more, whose byte counts
-    would not fit 64 bits.
+    Raises :class:`UsageError` for anything else and for sizes of 2^62 and more.
     """
     numbers = []
     for part in text.strip().lower().split("x"):
@@ -203,7 +314,7 @@ def parse_sizes(text: str) -> list[int]:
             )
         base, exponent = int(match[1]), int(match[2] or 1)
         number = base**exponent
-        if number >= 1 << 62:
+        if number >= _SIZE_LIMIT:
             raise UsageError(f"size {part} in {text!r} is 2^62 or more")
         numbers.append(number)
     return numbers

@@ -4,7 +4,14 @@
 from tunegen.perfmodel.chips import CHIPS, chips_of, default_chip, find_chip
 from tunegen.perfmodel.evaluator import ModelEvaluator
 from tunegen.perfmodel.occupancy import Occupancy, blocks_per_sm, occupancy
-from tunegen.perfmodel.predict import LAUNCH_US, POLICY, Prediction, explain, predict_us
+from tunegen.perfmodel.predict import (
+    LAUNCH_US,
+    POLICY,
+    Prediction,
+    calibrated,
+    explain,
+    predict_us,
+)
 from tunegen.perfmodel.ranking import rank
 from tunegen.perfmodel.roofline import Floor, floor
 
@@ -17,6 +24,7 @@ __all__ = [
     "Occupancy",
     "Prediction",
     "blocks_per_sm",
+    "calibrated",
     "chips_of",
     "default_chip",
     "explain",

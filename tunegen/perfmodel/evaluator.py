@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tunegen.errors import PlanError
 from tunegen.model import (
+    Calibration,
     Candidate,
     DeviceClass,
     Evidence,
@@ -12,21 +13,23 @@ from tunegen.model import (
     Outcome,
     Problem,
 )
-from tunegen.perfmodel.predict import POLICY, explain
+from tunegen.perfmodel.predict import POLICY, calibrated, explain
 
 
 class ModelEvaluator:
     """Evaluator of candidates by the model, for one device class (:class:`DeviceClass`).
 
     With compiled kernels it takes their registers, spills and shared memory from the compiler; the
-    first kernel is the main one, as everywhere. Without, it knows only the formula.
+    first kernel is the main one, as everywhere. Without, it knows only the formula. With a
+    calibration its rates take the place of the datasheet's, and the policy says so.
     """
 
     evidence: Evidence = "predicted"
     needs_kernels = True
 
-    def __init__(self, device: DeviceClass) -> None:
-        self.device = device
+    def __init__(self, device: DeviceClass, calibration: Calibration | None = None) -> None:
+        self.device = calibrated(device, calibration)
+        self.policy = POLICY if calibration is None else f"{POLICY}-calibrated"
 
     def evaluate(self, candidate: Candidate, problem: Problem) -> Outcome:
         for kernel in candidate.kernels or ():
@@ -46,4 +49,4 @@ class ModelEvaluator:
             "occupancy": prediction.occupancy.fraction,
             "limiter": prediction.occupancy.limiter,
         }
-        return Outcome("predicted", Measurement(prediction.time_us, POLICY, details=details))
+        return Outcome("predicted", Measurement(prediction.time_us, self.policy, details=details))

@@ -10,26 +10,28 @@ is bound by
   that its own arithmetic does not cover; or Little's law, by which the bytes that all threads keep
   in flight arrive once per latency.
 
-The launch is the sum of its waves, bound in turn by what L2 and device memory deliver. Two bounds
-make the root of the sum of their squares: near the corner neither hides the other wholly. The cost
-of launching is added. Without the compiled kernel's :class:`Resources`, the estimate in
+The launch is the sum of its waves, bound in turn by what L2 and device memory deliver, and by how
+fast blocks can be started. Two bounds make more than the larger one, since near the corner neither
+hides the other wholly: the root of the sum of their squares for memory, of cubes inside an SM. The
+cost of launching is added. Without the compiled kernel's :class:`Resources`, the estimate in
 :class:`Work` stands for its registers, and what exceeds their limit is taken to spill.
 
-The model is there to put configurations in order, not to replace a clock. Its form and the
-constants marked "fitted" were chosen on two exhaustive public measurements of another SIMT matmul
-(4096^3 in fp32, 17,956 configurations each on RTX 3090 and TITAN RTX; benchmark_hub, doi
-10.5281/zenodo.15364124), which the formula orders with a rank correlation of 0.85 and 0.86.
+The model is there to put configurations in order, not to replace a clock. Its form was chosen on
+two exhaustive public measurements of another SIMT matmul (4096^3 in fp32, 17,956 configurations
+each on RTX 3090 and TITAN RTX; benchmark_hub, doi 10.5281/zenodo.15364124), which the formula
+orders with a rank correlation of 0.85 and 0.84; the constants marked "fitted" on about 1,100
+configurations of matmul and of the vector kernels that were timed on an H200.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tunegen.errors import PlanError
-from tunegen.model import DeviceClass, Resources, Work
+from tunegen.model import Calibration, DeviceClass, Resources, Work
 from tunegen.perfmodel.occupancy import (
     MAX_THREAD_REGISTERS,
     SUBPARTITIONS,
@@ -40,7 +42,7 @@ from tunegen.perfmodel.occupancy import (
 )
 
 # Raised whenever a prediction changes, so that predictions of two formulas are never compared.
-POLICY = "model-1"
+POLICY = "model-2"
 
 # Cost of one more launch in a CUDA graph of dependent kernels. Estimate: 1 to 1.5 us on Hopper.
 LAUNCH_US = 1.0
@@ -49,26 +51,33 @@ LAUNCH_US = 1.0
 FMA_EFFICIENCY = 0.95
 
 # Cycles of latency. Measured on A100 and H800: L2 262 and 263, device memory 466 and 479 (Luo et
-# al., arXiv 2402.13499); with memory as busy as a kernel makes it, more: estimate.
+# al., arXiv 2402.13499); with memory as busy as a kernel makes it, more: fitted.
 L2_LATENCY_CYCLES = 270
-DRAM_LATENCY_CYCLES = 600
+DRAM_LATENCY_CYCLES = 800
 
-# A step's barrier (about 30 cycles) and its first dependent load from shared memory (29 cycles,
-# same paper).
-STEP_CYCLES = 60
+# What a step adds to the path of a warp besides its instructions: barrier, first dependent load
+# from shared memory (29 cycles, same paper), end of the loop. Fitted.
+STEP_CYCLES = 40
 
 # A block's launch, its index arithmetic and the first fetch of its parameters. Estimate.
 BLOCK_START_CYCLES = 300
 
 # So many warps per scheduler hide half of the shorter pipe behind the longer one. Fitted.
-OVERLAP_WARPS = 16
+OVERLAP_WARPS = 2
+
+# The device starts no more than one block in so many clocks: 64 threads with an element each take
+# an H200 as long whether they copy or only write. Fitted.
+BLOCK_DISPATCH_CYCLES = 1.2
+
+# SMs get unequal shares of device memory, so that those of a wave do not end together. It matters
+# where all blocks run at once, as in a persistent grid: a share of the wave's time. Fitted.
+UNEVEN_WAVE = 0.07
 
 # Times that a spilled register is stored or reloaded per multiply-add that needs it. Fitted.
 SPILL_ACCESSES = 5
 
-# Copies reach 4.3 of 4.8 TB/s on an H200, 90 % on H100 and B300; reading or writing alone 97 %.
-DRAM_COPY_EFFICIENCY = 0.896
-DRAM_ONE_WAY_EFFICIENCY = 0.97
+# What copies usually reach of the memory rate; the best reach some more. Fitted.
+DRAM_COPY_EFFICIENCY = 0.88
 
 # What the path from L2 to one SM carries per clock.
 L2_SM_BYTES_PER_CLOCK = 64
@@ -82,10 +91,10 @@ class Prediction:
     """What one call is expected to take, and why.
 
     ``parts`` are microseconds by name: what the launch would take if it were bound by this alone
-    (fma, issue, shared, l1, l2, dram, latency), and what is added to it (launch; extra, the bytes
-    of further launches). They overlap: ``time_us`` is more than the largest and less than the sum.
-    ``bound`` names the largest. ``waves`` counts full loads of the device, 2.5 being two and a
-    half. ``bytes`` go to and from device memory, tail waste is counted in ``flops``.
+    (fma, issue, shared, l1, l2, dram, latency, dispatch), and what is added to it (launch; extra,
+    the bytes of further launches). They overlap: ``time_us`` is more than the largest and less
+    than the sum. ``bound`` names the largest. ``waves`` counts full loads of the device, 2.5 being
+    two and a half. ``bytes`` go to and from device memory, tail waste is counted in ``flops``.
     """
 
     time_us: float
@@ -95,6 +104,23 @@ class Prediction:
     waves: float
     bytes: float
     flops: float
+
+
+def calibrated(device: DeviceClass, calibration: Calibration | None) -> DeviceClass:
+    """A device class with the rates that were measured in place of the datasheet's, in which a
+    prediction uses them: memory by what copies reached, L2, and the clock at which arithmetic ran.
+    """
+    if calibration is None:
+        return device
+    copy, peak = calibration.largest("copy"), calibration.peak_tflops.get("fp32")
+    memory_gbps, l2_gbps, clock_mhz = device.memory_gbps, device.l2_gbps, device.clock_mhz
+    if copy is not None:
+        memory_gbps = copy.gbps.median / DRAM_COPY_EFFICIENCY
+    if calibration.l2_read_gbps is not None:
+        l2_gbps = calibration.l2_read_gbps.median
+    if peak is not None:
+        clock_mhz = round(peak.median * 1e6 / (2 * device.fp32_per_clock * device.sm_count))
+    return replace(device, memory_gbps=memory_gbps, l2_gbps=l2_gbps, clock_mhz=clock_mhz)
 
 
 def predict_us(work: Work, device: DeviceClass, resources: Resources | None = None) -> Any:
@@ -234,11 +260,14 @@ def _times(load: _Load) -> tuple[Any, dict[str, Any]]:
     sm_us = (full_waves * full_cycles + last_cycles) / device.clock_mhz
     parts = {name: (full_waves * full[name] + last[name]) / device.clock_mhz for name in full}
     parts["l2"] = load.l2_bytes / np.minimum(_l2_bytes_per_us(device), _sms_bytes_per_us(load))
-    parts["dram"] = load.dram_bytes / _dram_bytes_per_us(device)
+    uneven = 1 + UNEVEN_WAVE * np.minimum(1, at_once / np.maximum(load.blocks, 1))
+    parts["dram"] = load.dram_bytes / _dram_bytes_per_us(device) * uneven
+    parts["dispatch"] = load.blocks * BLOCK_DISPATCH_CYCLES / device.clock_mhz
     launch_us = LAUNCH_US * (1 + load.extra_launches)
     extra_us = _extra_us(load)
     # What device memory delivers passes through L2 on its way, so these two run in step.
-    main_us = _together(sm_us, np.maximum(parts["l2"], parts["dram"]))
+    memory_us = np.maximum(parts["l2"], parts["dram"])
+    main_us = np.maximum(np.sqrt(sm_us**2 + memory_us**2), parts["dispatch"])
     return main_us + launch_us + extra_us, {**parts, "launch": launch_us, "extra": extra_us}
 
 
@@ -254,7 +283,8 @@ def _wave(load: _Load, resident: Any) -> tuple[Any, dict[str, Any]]:
     pipes = np.maximum(arithmetic, access) + hidden * np.minimum(arithmetic, access)
     latency = np.where(resident > 0, load.wait_cycles, 0)
     parts = {"fma": fma, "issue": issue, "shared": shared, "l1": l1, "latency": latency}
-    return _together(pipes, latency), parts
+    # Products, since powers of a column are not rounded like those of a number.
+    return np.cbrt(pipes * pipes * pipes + latency * latency * latency), parts
 
 
 def _l2_bytes_per_us(device: DeviceClass) -> float:
@@ -277,11 +307,6 @@ def _extra_us(load: _Load) -> Any:
 
 def _dram_bytes_per_us(device: DeviceClass) -> float:
     return device.memory_gbps * DRAM_COPY_EFFICIENCY * 1e3
-
-
-def _together(*times: Any) -> Any:
-    """Limits that act at once: no less than the largest, somewhat more near a second one."""
-    return np.sqrt(sum(time * time for time in times))
 
 
 def _float(value: Any) -> Any:

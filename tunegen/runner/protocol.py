@@ -4,20 +4,69 @@
 The worker is the only process that touches the GPU. It is told what to do in frozen values and
 answers each request with one of its own; what a kernel does wrong is part of the answer, a worker
 that dies or does not answer in time is the parent's to see and to replace.
+
+The parent starts ``python -m tunegen.runner.worker READ_FD WRITE_FD PARENT_PID`` in a session of
+its own, with the ends of two pipes. A frame is :data:`HEADER`, the length of what follows, and a
+pickle. One request is under way at a time. The worker ends when it reads the end of the pipe, and
+with its parent (:func:`tunegen.runner.lifeline.die_with_parent`, called first thing); what is
+printed in it goes to a file that the parent quotes from. ``CUDA_VISIBLE_DEVICES`` names its one
+GPU by UUID, so CUDA's device 0 may have any index in NVML: look it up by UUID.
 """
 
 from __future__ import annotations
 
+import pickle
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunegen.model import Array, CompiledKernel, DeviceClass, LaunchPlan, Outcome
+from tunegen.model import Array, CompiledKernel, DeviceClass, LaunchPlan, Outcome, Telemetry
 
 InputKind = Literal["normal", "integers"]
+
+# How a time is taken. "burst": intervals of less than a millisecond on cold operands, with pauses,
+# at boost clocks. "sustained": intervals of 20 ms one after the other, as long as one cares to
+# wait. "warm": as burst, but on one set of operands, which stay in L2 as far as they fit.
+Policy = Literal["burst", "sustained", "warm"]
+
+# The worker's exit code after it has answered that the device context is lost.
+CONTEXT_LOST = 86
+
+# In the worker's environment: "torch" has it import torch before it reads its first request, since
+# that takes seconds. The device is not touched before :class:`Open`.
+PRELOAD = "TUNEGEN_WORKER_PRELOAD"
+
+# The bytes of the pickle that follows, 64 bits, little-endian.
+HEADER = struct.Struct("<Q")
+
+
+def pack(message: Any) -> bytes:
+    """A message as a frame."""
+    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(content)) + content
+
+
+def send(file: BinaryIO, message: Any) -> None:
+    """Write a frame; ``BrokenPipeError`` where nobody reads any more."""
+    file.write(pack(message))
+    file.flush()
+
+
+def receive(file: BinaryIO) -> Any:
+    """The next message of a blocking file; ``EOFError`` at its end, also within a frame."""
+    (size,) = HEADER.unpack(_exactly(file, HEADER.size))
+    return pickle.loads(_exactly(file, size))
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    content = file.read(size)
+    if len(content) < size:
+        raise EOFError(f"{len(content)} of {size} bytes")
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +91,14 @@ class Open:
 class Prepare:
     """Allocate and fill the operands of a problem. Answered by :class:`Prepared`.
 
-    Each of ``sets`` copies of the operands lies between guard bands; inputs are drawn on the
-    device from ``seed``: "normal" values, or small integers whose result is exact in any order of
-    summation. ``reference`` writes the expected outputs in fp64, as arrays without gaps, one
+    Each of ``sets`` copies of the operands lies between guard bands; all of them hold the same
+    values. Inputs are drawn on the device from ``seed``, "normal" ones or small integers whose
+    result is exact in any order of summation, or ``given`` as they are stored (bf16 as 16-bit
+    integers). ``reference`` writes the expected outputs in fp64, as arrays without gaps, one
     pointer argument ``reference_<operand>`` for each; ``expected`` gives them where there is no
-    such kernel. ``checks`` are the compiled kernels that fill and compare, for the dtypes of
-    ``arrays``. ``offsets`` shifts operands from their aligned place, in bytes. What was prepared
-    before is released.
+    such kernel. Without either a problem can only be timed. ``checks`` are the kernels of
+    :mod:`tunegen.kernels.checks`, compiled. ``offsets`` shifts operands from their aligned place,
+    in bytes. What was prepared before is released, and contenders leave.
     """
 
     arrays: tuple[Array, ...]
@@ -65,17 +115,18 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One trial: check the result of one launch, then race it. Answered by :class:`Tried`.
+    """One trial: check the result of one launch, then race it. Answered by :class:`Tried`, or by
+    :class:`Failed` where the kernels took the device context with them.
 
     Outputs are poisoned before the launch. ``tolerance`` is the largest relative RMS error;
     ``best_us`` the best time so far, None for the first: what is more than ``drop`` times slower
-    after a few launches is not timed further. About ``budget_ms`` of timing is spent on what is
-    close.
+    after a few launches is not timed further and says ``raced_out`` in its details. About
+    ``budget_ms`` of timing is spent on what is close.
     """
 
     executable: Executable
     tolerance: float
-    policy: str
+    policy: Policy
     best_us: float | None = None
     drop: float = 1.5
     budget_ms: float = 40.0
@@ -83,17 +134,20 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Check the whole result, the guard bands, the inputs, and a second run bit by bit. Answered
-    by :class:`Verdict`. ``exact`` demands no error at all (integer inputs)."""
+    """Check the whole result, the guard bands, the inputs, and ``repeats`` further runs bit by
+    bit. Answered by :class:`Verdict`, or by :class:`Failed` where the kernels could not be run.
+    ``exact`` demands no error but the output type's own rounding (integer inputs)."""
 
     executable: Executable
     tolerance: float
     exact: bool = False
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Load a contender of a contest under a name, and keep it. Answered by :class:`Entered`.
+    """Load a contender of a contest under a name, in the place of one that has it, and run it
+    once. Answered by :class:`Entered`.
 
     ``executable`` None enters the vendor's library (through torch, only in a process that may
     load it) for ``operation``.
@@ -110,8 +164,22 @@ class Block:
     """Time one contender for about ``seconds`` under ``policy``. Answered by :class:`Timed`."""
 
     name: str
-    policy: str
+    policy: Policy
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Copy ``bytes`` between host and device ``repeats`` times. Answered by :class:`Transferred`.
+
+    ``pinned`` host memory is page-locked, which the device reads and writes by itself; from other
+    memory the driver copies by way of a buffer of its own.
+    """
+
+    bytes: int
+    to_device: bool
+    pinned: bool
+    repeats: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +192,7 @@ class Close:
     """End the worker. Not answered."""
 
 
-Request = Open | Prepare | Try | Verify | Enter | Block | Leave | Close
+Request = Open | Prepare | Try | Verify | Enter | Block | Transfer | Leave | Close
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -132,12 +200,17 @@ Request = Open | Prepare | Try | Verify | Enter | Block | Leave | Close
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The device: its class, the driver's version, free memory, the worker's process number."""
+    """The device: its class and UUID, the driver's version ("580.65.06"), free memory, the
+    worker's process number, and the card before anything ran on it. ``nvml_pids`` are the numbers
+    under which NVML knows this worker, to be told from ``other_pids`` of a second worker."""
 
     device: DeviceClass
     driver: str
     free_bytes: int
     pid: int
+    uuid: str = ""
+    nvml_pids: tuple[int, ...] = ()
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +250,12 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class Telemetry:
-    """The card as NVML describes it: clocks in MHz, power in W, temperature in degrees Celsius,
-    reasons for throttling in words, energy since the driver was loaded in mJ; None: not told."""
-
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    power_w: float | None = None
-    temperature_c: int | None = None
-    throttle: tuple[str, ...] = ()
-    energy_mj: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Timed:
     """Times of a block: microseconds per call, one for each interval that was timed.
 
-    ``calls`` is how often the contender ran in the block, ``seconds`` the device time it took.
+    ``calls`` is how often the contender ran in the block, ``seconds`` the device time it took;
+    both have untimed calls in them, and time and energy that of restoring what was changed in
+    place.
     """
 
     samples_us: tuple[float, ...]
@@ -201,6 +263,13 @@ class Timed:
     seconds: float
     before: Telemetry
     after: Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """Microseconds of each copy on the host's clock, until the data is there."""
+
+    samples_us: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +283,4 @@ class Failed:
     kind: Literal["device", "kernel"]
 
 
-Answer = Opened | Prepared | Tried | Verdict | Entered | Timed | Failed
+Answer = Opened | Prepared | Tried | Verdict | Entered | Timed | Transferred | Failed

@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The three straight lines (tune, inspect, export) and what is asked beside them."""
 
+from tunegen.session.benchmark import BenchResult, bench
 from tunegen.session.building import Build, build, compile
+from tunegen.session.calibrating import CalibrationResult, calibrate
+from tunegen.session.devices import GpuListing, list_gpus
 from tunegen.session.environment import cache_report, clear_cache, examine
 from tunegen.session.inspection import Inspection, inspect
 from tunegen.session.listing import SpecListing, describe, overview
 from tunegen.session.records import check, find, legality, staleness
 from tunegen.session.resolve import Request, request
 from tunegen.session.shipping import export
+from tunegen.session.studies import find_study, list_studies, open_study
 from tunegen.session.tuning import TuneResult, tune
 
 __all__ = [
+    "BenchResult",
     "Build",
+    "CalibrationResult",
+    "GpuListing",
     "Inspection",
     "Request",
     "SpecListing",
     "TuneResult",
+    "bench",
     "build",
     "cache_report",
+    "calibrate",
     "check",
     "clear_cache",
     "compile",
@@ -25,8 +34,12 @@ __all__ = [
     "examine",
     "export",
     "find",
+    "find_study",
     "inspect",
     "legality",
+    "list_gpus",
+    "list_studies",
+    "open_study",
     "overview",
     "request",
     "staleness",

@@ -23,8 +23,6 @@ def examine() -> tuple[doctor.Check, ...]:
         device.find_gpus(),
         nvrtc_version=compiler.nvrtc_version,
         nvdisasm=disasm.find_nvdisasm,
-        folders={
-            "database": default_folder(),
-            "kernel cache": compiler.default_cache_dir(),
-        },
+        folders={"database": default_folder()},
+        caches={"kernel cache": compiler.default_cache_dir()},
     )

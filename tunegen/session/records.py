@@ -61,7 +61,7 @@ def legality(record: TuningRecord, specs: Sequence[KernelSpec] = kernels.SPECS) 
     """Why a record's configuration cannot run on its own device class, or the empty string."""
     spec = _spec_of(record, specs)
     if spec is None:
-        return f"no spec {record.spec} of {record.operation}"
+        return f"there is no spec {record.spec} of {record.operation}; --kernel FILE adds one"
     device = device_of(record)
     if refusal := spec.refuses(record.problem, device):
         return refusal
@@ -91,5 +91,5 @@ def check(database: Database, specs: Sequence[KernelSpec] = kernels.SPECS) -> li
     """Everything wrong with a database: malformed files, illegal and stale records."""
     return database.check(
         illegal=lambda record: legality(record, specs),
-        stale=lambda record: staleness(record, specs),
+        stale=lambda record: staleness(record, specs).removeprefix("stale: "),
     )

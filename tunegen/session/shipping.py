@@ -13,7 +13,7 @@ from tunegen.bundle import BundleEntry, BundleImage, Manifest, write_bundle
 from tunegen.bundle.manifest import Provenance, Status
 from tunegen.database import Database
 from tunegen.errors import UsageError
-from tunegen.model import Config, KernelSpec, TuningRecord, capability
+from tunegen.model import Config, KernelSpec, TuningRecord, capability, check_arch
 from tunegen.session.building import Build, build
 from tunegen.session.records import find_exact
 from tunegen.session.resolve import Request, request
@@ -64,7 +64,7 @@ def export(
     asked = {"problem": problem, "dtype": dtype, "layout": layout, "attributes": attributes}
     grouped: dict[tuple[object, ...], list[_Choice]] = {}
     for operation in dict.fromkeys(operations):
-        for arch in sorted(set(archs), key=capability):
+        for arch in sorted(set(map(check_arch, archs)), key=capability):
             base = request(operation, arch=arch, spec=spec, specs=specs, **asked)  # type: ignore[arg-type]
             for choice in _choices(database, base, every=not any(asked.values())):
                 grouped.setdefault(choice.key, []).append(choice)

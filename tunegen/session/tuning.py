@@ -3,47 +3,45 @@
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import shlex
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunegen import __version__, codegen, compiler, disasm, kernels, perfmodel, search, tuner
-from tunegen.bundle import min_driver
-from tunegen.database import Database
+from tunegen import calibration, compiler, kernels, perfmodel, search, tuner
+from tunegen.database import Database, Match
 from tunegen.device import find_gpus
-from tunegen.errors import DeviceError, NoValidConfig, unknown
-from tunegen.model import (
-    DeviceClass,
-    DeviceIdentity,
-    Evaluator,
-    KernelImage,
-    KernelSpec,
-    Trial,
-    TuningRecord,
-)
+from tunegen.errors import NoValidConfig, UsageError, unknown
+from tunegen.model import ARCHS, GpuInfo, KernelSpec, Trial, TuningRecord
+from tunegen.runner.evaluator import Spent
 from tunegen.session.building import Build, build
+from tunegen.session.contenders import list_contenders
+from tunegen.session.gpu import choose_gpu
+from tunegen.session.measuring import FINALS_SECONDS, POLICIES, Measuring, measure
+from tunegen.session.recording import Choices, make_record, reproduce
+from tunegen.session.records import find, find_exact
 from tunegen.session.resolve import Request, request
-
-EVALUATORS = ("auto", "model", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What a tune found. ``record`` is in the database at ``path`` unless nothing valid ran.
+    """What a tune found. ``record`` is in the database at ``path``, None where it is not new.
 
     ``floor`` is the least time the device class allows, and what binds it. ``evidence`` is
-    "predicted" wherever no GPU has run the kernels.
+    "predicted" wherever no GPU has run the kernels; ``known`` is then what a GPU has measured
+    before for this problem or one that covers it, if anything. ``spent`` says where the GPU's
+    seconds went.
     """
 
     request: Request
     run: tuner.TuneRun
     record: TuningRecord
-    path: Path
+    path: Path | None
     floor: perfmodel.Floor
     valid_configs: Mapping[str, int]
+    known: Match | None = None
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def winner(self) -> Trial:
@@ -66,175 +64,204 @@ def tune(
     seed: int = 0,
     evaluator: str = "auto",
     sampler: str = search.DEFAULT_SAMPLER,
+    device: int | None = None,
+    shared: bool = False,
+    policy: str = "auto",
+    finals_seconds: float = FINALS_SECONDS,
+    deterministic: bool = False,
+    fresh: bool = False,
+    storage: str | None = None,
     db: Path | str | None = None,
     cache: Path | str | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
     on_event: Callable[[Trial, tuner.Progress], None] | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> TuneResult:
     """Search the configurations of an operation for one problem and record the winner.
 
-    ``arch`` is a capability ("sm_90"); ``chip`` names a device class of it; without a GPU times
-    are the performance model's and the record says "predicted". ``trials`` and ``seconds`` bound
-    the search, the first one reached ends it. The same ``seed`` gives the same trials. The record
-    goes to the folder ``db``, or to the user's data directory.
+    ``arch`` is a capability ("sm_90"), by default that of the GPU that is there; ``chip`` names a
+    device class of it. ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of
+    that kind, else the performance model, whose times are predicted and marked so. ``trials`` and
+    ``seconds`` bound the search, the first one reached ends it. The same ``seed`` gives the same
+    trials. The record goes to the folder ``db``, or to the user's data directory.
+
+    On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
+    Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
+    anew. The finals take ``finals_seconds``; ``policy`` says what decides them: "burst",
+    "sustained", "warm", or "auto" for the one that fits the length of a call. ``deterministic``
+    leaves out kernels whose results differ from run to run. ``on_event`` is called after every
+    trial, ``on_note`` with what a user should know.
 
     Raises :class:`tunegen.errors.UsageError` for names and values that do not exist,
     :class:`NoValidConfig` where constraints leave nothing, :class:`DeviceError` where a GPU was
-    asked for and there is none.
+    asked for and there is none, or it cannot be used.
     """
     budget = tuner.Budget(trials, seconds)
-    wanted = request(
-        operation, arch=arch, chip=chip, problem=problem, dtype=dtype, layout=layout,
-        attributes=attributes, spec=spec, specs=specs,
+    how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage)
+    search.check_choice(sampler, seed)
+    ask = functools.partial(
+        request, operation, problem=problem, dtype=dtype, layout=layout, attributes=attributes,
+        spec=spec, specs=specs,
     )  # fmt: skip
-    judge = choose_evaluator(evaluator, wanted.device)
-    contenders = list_contenders(wanted)
+    wanted, gpu = _resolve(ask, arch, chip, evaluator, device, shared)
+    choices = Choices(
+        spec=spec, trials=trials, seconds=seconds, seed=seed, evaluator=evaluator,
+        sampler=sampler, policy=policy, deterministic=deterministic, shared=shared, device=device,
+        finals_seconds=None if finals_seconds == FINALS_SECONDS else finals_seconds,
+    )  # fmt: skip
     kernel_cache = compiler.KernelCache(Path(cache) if cache else None)
-    run = tuner.tune(
-        wanted.problem,
-        contenders,
-        evaluator=judge,
-        compiler=compiler.NvrtcCompiler(kernel_cache),
-        device=wanted.device,
-        search=search.make_search(sampler, contenders, seed),
-        budget=budget,
-        on_event=on_event,
-    )
-    if run.best is None:
-        raise NoValidConfig(
-            f"none of {len(run.trials)} trials of {operation} succeeded: {_failures(run)}"
-        )
-    chosen = next(s for s in wanted.specs if s.name == run.best.spec)
-    built = build(wanted, chosen, run.best.config, cache=kernel_cache)
-    command = reproduce(wanted, spec, trials, seconds, seed, evaluator, sampler)
-    record = make_record(built, run, judge, seed, command)
-    return TuneResult(
-        request=wanted,
-        run=run,
-        record=record,
-        path=Database(Path(db) if db else None).put(record),
-        floor=perfmodel.floor(wanted.operation, wanted.problem, wanted.device),
-        valid_configs={c.spec.name: len(c.table) for c in contenders},
-    )
+    database = Database(Path(db) if db else None)
+    job = _Job(wanted, choices, budget, kernel_cache, database, on_event, on_note)
+    return job.predicted() if gpu is None else job.measured(gpu, how)
 
 
-def choose_evaluator(name: str, device: DeviceClass) -> Evaluator:
-    """The evaluator of that name: "model", "gpu", or "auto" for what is there."""
-    if name not in EVALUATORS:
-        raise unknown("evaluator", name, EVALUATORS)
-    if name == "gpu":
-        found = find_gpus()
-        if not found.devices:
-            raise DeviceError(f"--evaluator gpu: {found.reason}", hint="tunegen doctor")
-        raise DeviceError(
-            f"--evaluator gpu: {found.devices[0].name} is there, but this release only predicts"
-        )
-    return perfmodel.ModelEvaluator(device)
-
-
-def list_contenders(wanted: Request) -> list[search.Contender]:
-    """Every spec that takes the problem, with its valid configurations ranked by the model.
-
-    Raises :class:`NoValidConfig` saying which constraint removed how many, where none has any.
-    """
-    contenders, reasons = [], []
-    for spec in wanted.specs:
-        if reason := spec.refuses(wanted.problem, wanted.device):
-            reasons.append(f"{spec.name}: {reason}")
-            continue
-        table = spec.space(wanted.problem, wanted.device).enumerate()
-        if not len(table):
-            try:
-                table.require(spec.name)
-            except NoValidConfig as empty:
-                reasons.append(str(empty))
-            continue
-        contenders.append(
-            search.Contender(
-                spec=spec,
-                table=table,
-                default=spec.default(wanted.problem, wanted.device),
-                prior_us=perfmodel.rank(spec, wanted.problem, wanted.device, table),
-            )
-        )
-    if not contenders:
-        problem = wanted.operation.text(wanted.problem)
-        raise NoValidConfig(f"nothing can run {wanted.operation.name} {problem}: {reasons}")
-    return contenders
-
-
-def make_record(
-    built: Build, run: tuner.TuneRun, judge: Evaluator, seed: int, command: str
-) -> TuningRecord:
-    """The record of a run's winner."""
-    assert run.best is not None
-    assert run.best.outcome.measurement is not None
-    wanted = built.request
-    default = run.default
-    return TuningRecord(
-        operation=wanted.operation.name,
-        spec=built.spec.name,
-        arch=wanted.arch,
-        target=built.target,
-        problem=wanted.problem,
-        config=dict(built.config),
-        device=DeviceIdentity.of(wanted.device),
-        evidence=judge.evidence,
-        measurement=run.best.outcome.measurement,
-        default_us=default.outcome.median_us if default and default.outcome.ok else None,
-        images=images(built),
-        limits=built.limits,
-        nvrtc=built.kernels[0].nvrtc,
-        min_driver=min_driver(built.kernels[0]),
-        tunegen=__version__,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        trials=len(run.trials),
-        seed=seed,
-        command=command,
+def _measuring(
+    policy: str,
+    finals_seconds: float,
+    fresh: bool,
+    deterministic: bool,
+    shared: bool,
+    storage: str | None,
+) -> Measuring:
+    if policy not in POLICIES:
+        raise unknown("policy", policy, POLICIES)
+    if not (math.isfinite(finals_seconds) and finals_seconds > 0):
+        raise UsageError(f"finals_seconds={finals_seconds} is no budget: it is a number above 0")
+    return Measuring(
+        policy=next(known for known in POLICIES if known == policy),
+        finals_seconds=finals_seconds,
+        fresh=fresh,
+        deterministic=deterministic,
+        shared=shared,
+        storage=storage,
     )
 
 
-def images(built: Build) -> tuple[KernelImage, ...]:
-    """What identifies the compiled kernels of a build in a record."""
-    return tuple(
-        KernelImage(
-            name=kernel.name,
-            source_digest=compiler.identity(source, built.target),
-            cubin_sha256=hashlib.sha256(kernel.cubin).hexdigest(),
-            code_sha256=disasm.code_digest(kernel.cubin),
-            registers=kernel.resources.registers,
-            spill_bytes=kernel.resources.spill_store_bytes + kernel.resources.spill_load_bytes,
-            shared_bytes=kernel.resources.shared_bytes
-            + max((x.shared_bytes for x in built.plan.launches if x.kernel == kernel.name),
-                  default=0),
-        )
-        for source, kernel in zip(built.sources, built.kernels, strict=True)
-    )  # fmt: skip
-
-
-def reproduce(
-    wanted: Request,
-    spec: str | None,
-    trials: int,
-    seconds: float | None,
-    seed: int,
+def _resolve(
+    ask: Callable[..., Request],
+    arch: str | None,
+    chip: str | None,
     evaluator: str,
-    sampler: str,
-) -> str:
-    """The command line that runs this tune again."""
-    words = ["tunegen", "tune", wanted.operation.name, "--arch", wanted.arch]
-    words += ["--chip", wanted.device.name]
-    words += codegen.problem_words(wanted.operation, wanted.problem)
-    if spec:
-        words += ["--spec", spec]
-    words += ["--trials", str(trials), "--seed", str(seed)]
-    if seconds is not None:
-        words += ["--seconds", f"{seconds:g}"]
-    if evaluator != "auto":
-        words += ["--evaluator", evaluator]
-    if sampler != search.DEFAULT_SAMPLER:
-        words += ["--sampler", sampler]
-    return shlex.join(words)
+    device: int | None,
+    shared: bool,
+) -> tuple[Request, GpuInfo | None]:
+    """The request, and the GPU to measure it on or None. What is wrong with the request itself is
+    raised before any GPU is looked for."""
+    named = bool(arch or chip)
+    wanted = ask(arch=arch, chip=chip) if named else ask(arch=ARCHS[0])
+    gpu = choose_gpu(
+        evaluator,
+        arch=wanted.arch if named else None,
+        chip=wanted.device.name if chip else None,
+        index=device,
+        shared=shared,
+    )
+    if gpu is not None:
+        return ask(arch=gpu.arch), gpu
+    if named:
+        return wanted, None
+    here = next(iter(find_gpus().devices), None)
+    known = here is not None and here.name in {chip.name for chip in perfmodel.CHIPS}
+    return ask(arch=here.arch if here else None, chip=here.name if here and known else None), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A tune whose every word has been checked."""
+
+    wanted: Request
+    choices: Choices
+    budget: tuner.Budget
+    cache: compiler.KernelCache
+    database: Database
+    on_event: Callable[[Trial, tuner.Progress], None] | None
+    on_note: Callable[[str], None]
+
+    def predicted(self) -> TuneResult:
+        """By the model; nothing is launched, and nothing kept but the record."""
+        wanted = self.wanted
+        ceilings = calibration.find(wanted.device)
+        contenders = list_contenders(wanted, ceilings)
+        judge = perfmodel.ModelEvaluator(wanted.device, ceilings)
+        run = tuner.tune(
+            wanted.problem,
+            contenders,
+            evaluator=judge,
+            compiler=compiler.NvrtcCompiler(self.cache),
+            device=wanted.device,
+            search=search.make_search(self.choices.sampler, contenders, self.choices.seed),
+            budget=self.budget,
+            on_event=self.on_event,
+        )
+        known = find(self.database, wanted)
+        command = reproduce(wanted, self.choices, measured=False)
+        _demand_winner(wanted, run)
+        record = make_record(self._built(wanted, run), run, judge, self.choices.seed, command)
+        return TuneResult(
+            request=wanted,
+            run=run,
+            record=record,
+            path=self.database.put(record),
+            floor=perfmodel.floor(wanted.operation, wanted.problem, wanted.device, ceilings),
+            valid_configs={c.spec.name: len(c.table) for c in contenders},
+            known=known if known.record and known.record.evidence == "measured" else None,
+        )
+
+    def measured(self, gpu: GpuInfo, how: Measuring) -> TuneResult:
+        """On a GPU."""
+        found = measure(
+            self.wanted, gpu, how, budget=self.budget, seed=self.choices.seed,
+            sampler=self.choices.sampler, nvrtc=compiler.NvrtcCompiler(self.cache),
+            database=self.database,
+            on_event=self.on_event, on_note=self.on_note,
+        )  # fmt: skip
+        wanted, run = found.request, found.run
+        _demand_winner(wanted, run)
+        record, path = found.standing, None
+        if record is None:
+            record = make_record(
+                self._built(wanted, run), run, found.judge, self.choices.seed,
+                reproduce(wanted, self.choices, measured=True),
+                driver=found.opened.driver, shared=found.shared,
+            )  # fmt: skip
+            # What was cut short does not stand beside what was not.
+            if run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
+                path = self.database.put(record)
+        else:
+            self.on_note(
+                f"nothing to do: the {len(run.trials)} trials are made and their finals played; "
+                f"--trials {2 * len(run.trials)} goes on, --fresh begins anew"
+            )
+        ceilings = calibration.find(wanted.device)
+        return TuneResult(
+            request=wanted,
+            run=run,
+            record=record,
+            path=path,
+            floor=perfmodel.floor(wanted.operation, wanted.problem, wanted.device, ceilings),
+            valid_configs=found.valid_configs,
+            spent=found.spent,
+        )
+
+    def _built(self, wanted: Request, run: tuner.TuneRun) -> Build:
+        """The winner, from the cache."""
+        assert run.best is not None
+        chosen = next(s for s in wanted.specs if s.name == run.best.spec)
+        return build(wanted, chosen, run.best.config, cache=self.cache)
+
+
+def _is_measured(record: TuningRecord | None) -> bool:
+    return record is not None and record.evidence == "measured"
+
+
+def _demand_winner(wanted: Request, run: tuner.TuneRun) -> None:
+    if run.best is None and run.stop_reason == "interrupted":
+        raise KeyboardInterrupt
+    if run.best is None:
+        what = "was right in the finals" if run.contest else "succeeded"
+        raise NoValidConfig(
+            f"none of {len(run.trials)} trials of {wanted.operation.name} {what}: {_failures(run)}"
+        )
 
 
 def _failures(run: tuner.TuneRun) -> str:

@@ -19,7 +19,7 @@ from tunegen.kernels.matmul_simt.derived import (
     threads,
     vectors,
 )
-from tunegen.kernels.matmul_simt.space import BLOCKS, default, space
+from tunegen.kernels.matmul_simt.space import default, space
 from tunegen.model import (
     GRID_LIMITS,
     Argument,
@@ -74,6 +74,9 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
 
 # --- arguments and preconditions -----------------------------------------------------------------
 
+# Rows and columns of the largest block that every element type has registers for on any device.
+LARGE_BLOCK = 128
+
 
 def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
     types = matmul.types(p)
@@ -109,11 +112,10 @@ def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
 
 
 def refuses(p: Problem, d: DeviceClass) -> str:
-    largest = max(BLOCKS)
-    fewest = p.B * ceil_div(p.M, largest) * ceil_div(p.N, largest)
+    fewest = p.B * ceil_div(p.M, LARGE_BLOCK) * ceil_div(p.N, LARGE_BLOCK)
     if fewest > GRID_LIMITS[0]:
         return (
-            f"C has {fewest} blocks of {largest}x{largest}, "
+            f"C has {fewest} blocks of {LARGE_BLOCK}x{LARGE_BLOCK}, "
             f"a grid has at most {GRID_LIMITS[0]} of them in x"
         )
     return matmul.refuses(p)

@@ -185,6 +185,8 @@ def _dram_bytes(c: Point, p: Problem, d: DeviceClass, w: _Waves) -> Any:
     once = float(p.B) * (p.M + p.N) * p.K * p.element_bytes
     if once <= L2_KEPT * d.l2_bytes:
         return once
+    if p.M == 0 or p.N == 0:
+        return 0.0
     at_once = d.sm_count * c.MIN_BLOCKS
     rows = minimum(maximum(c.RASTER_GROUP, at_once / w.along_n), w.along_m)
     columns = minimum(at_once / rows, w.along_n)

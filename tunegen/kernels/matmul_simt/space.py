@@ -9,6 +9,7 @@ from typing import Any
 
 from tunegen.kernels.matmul_simt.derived import (
     ACCESS_BYTES,
+    WARP,
     along_k,
     blocks,
     grid,
@@ -174,12 +175,14 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
     rows, columns, depth = (next_power_of_two(size) for size in (p.M, p.N, p.K))
     # Elements of C for every thread that the device holds.
     density = p.B * p.M * p.N // (d.sm_count * d.threads_per_sm)
+    # A block has a warp at least, and one matrix of a large batch may have less than that.
+    per_thread = min(16, density, rows * columns // WARP)
 
     def coarse(c: Point) -> Any:
         return (
             (min(32, 2 * density, rows) <= c.BLOCK_M)
             & (min(32, 2 * density, columns) <= c.BLOCK_N)
-            & (min(16, density) <= c.THREAD_M * c.THREAD_N)
+            & (per_thread <= c.THREAD_M * c.THREAD_N)
         )
 
     def slices(c: Point) -> Any:
@@ -260,6 +263,10 @@ SMALL_SHAPES = (
     ((16, 16, 4), (16, 8, 1)),
     ((8, 8, 1), (8, 4, 1)),
 )
+# A block of one warp, 4 lanes along M and 8 along N: for batches of small matrices.
+WARP_SHAPES = tuple(
+    ((m, m, m // 4), (n, n, n // 8)) for m in (32, 16, 8) for n in (128, 64, 32, 16, 8)
+)
 Shape = tuple[tuple[int, int, int], tuple[int, int, int]]
 
 # Steps of K that are worth the traffic of a slice's sums.
@@ -311,9 +318,15 @@ def _shapes(p: Problem, d: DeviceClass) -> Iterator[tuple[Shape, int]]:
         (block_m, _, _), (block_n, _, _) = shape
         return int(p.B * ceil_div(p.M, block_m) * ceil_div(p.N, block_n))
 
-    fitting = [s for s in SHAPES + SMALL_SHAPES if s[0][0] <= highest and s[1][0] <= widest]
-    yield from ((s, 1) for s in fitting if s in SHAPES and count(s) >= enough)
-    for split in (2, 4, 8, 16, 32):
-        if split * SLICE_STEPS <= p.K:
-            yield from ((s, split) for s in fitting if count(s) * split >= enough)
-    yield from ((s, 1) for s in sorted(fitting, key=count, reverse=True))
+    def fitting(shapes: tuple[Shape, ...]) -> list[Shape]:
+        return [s for s in shapes if s[0][0] <= highest and s[1][0] <= widest]
+
+    yield from ((s, 1) for s in fitting(SHAPES) if count(s) >= enough)
+    if enough <= p.B:
+        yield from ((s, 1) for s in fitting(WARP_SHAPES))
+    splits = [split for split in (2, 4, 8, 16, 32) if split * SLICE_STEPS <= p.K]
+    for split in splits:
+        yield from ((s, split) for s in fitting(SHAPES) if count(s) * split >= enough)
+    most_blocks = sorted(fitting(SHAPES + SMALL_SHAPES), key=count, reverse=True)
+    for split in (*reversed(splits), 1):
+        yield from ((s, split) for s in most_blocks)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tune found, for people and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tunegen.cli.common import duration, table
+from tunegen.cli.tune import counts
+from tunegen.database import document as record_document
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tunegen.model import Contest, Standing
+    from tunegen.session import TuneResult
+
+
+def report(result: TuneResult, screen: Console) -> None:
+    """Print a table of winner, default, vendor's library and floor, and where everything went."""
+    run, record = result.run, result.record
+    if result.known is not None:
+        screen.print(_known(result), soft_wrap=True)
+    screen.print(_rows(result))
+    if run.contest is not None:
+        for line in _remarks(run.contest):
+            screen.print(line, soft_wrap=True)
+    screen.print(
+        f"trials     {counts(run.counts)}; stopped: {run.stop_reason}; {run.seconds:.1f} s, "
+        f"{run.compiled} kernels compiled, {run.cache_hits} from the cache"
+        + (f"; {run.past} from earlier runs" if run.past else ""),
+        soft_wrap=True,
+    )
+    if record.evidence == "measured":
+        screen.print(_seconds(result), soft_wrap=True)
+    where = result.path or "as it stands in the database"
+    if result.path is None and "unfinished" in record.measurement.details:
+        where = "none: a measured one with finals stands in the database"
+    screen.print(f"record     {where}", soft_wrap=True)
+    screen.print(f"again      {record.command}", soft_wrap=True)
+
+
+def _known(result: TuneResult) -> str:
+    """What a GPU measured before, where the model stands in for one now."""
+    assert result.known is not None
+    record = result.known.record
+    assert record is not None
+    baseline = ""
+    if record.baseline_ratio is not None:
+        baseline = f", {record.baseline_ratio:.3f} of the speed of {record.baseline}"
+    config = " ".join(f"{name}={value}" for name, value in record.config.items())
+    return (
+        f"measured   {duration(record.measurement.median_us)}{baseline}: {result.known.reason}\n"
+        f"           {record.spec}: {config}\n"
+    )
+
+
+def _rows(result: TuneResult) -> Table:
+    wanted, record, run = result.request, result.record, result.run
+    problem = wanted.operation.text(wanted.problem)
+    layout = f" {wanted.problem.layout}" if wanted.problem.layout else ""
+    rows = table(
+        f"{wanted.operation.name} {problem} {wanted.problem.dtype}{layout} "
+        f"on {record.device.name} ({record.arch}), {record.evidence}, "
+        f"policy {record.measurement.policy}",
+        "", "time", "95 %", "of winner", "rate", "config",
+    )  # fmt: skip
+    best_us = record.measurement.median_us
+    config = " ".join(f"{name}={value}" for name, value in record.config.items())
+
+    def row(name: str, us: float, what: str, spread: str = "", ratio: str = "") -> None:
+        share = ratio or (f"{us / best_us:.3f}" if best_us else "")
+        rows.add_row(name, duration(us), spread, share, rate(result, us), what)
+
+    m = record.measurement
+    row("winner", best_us, f"{record.spec}: {config}", _interval(m.low_us, m.high_us))
+    default = run.default
+    if default is not None and default.outcome.ok:
+        measured = default.outcome.measurement
+        assert measured is not None
+        same = measured.policy == m.policy
+        row(
+            "default", measured.median_us, f"{default.spec}: {default.config}",
+            _interval(measured.low_us, measured.high_us),
+            _ratio_to_winner(run.contest, default.number) if same else "another policy",
+        )  # fmt: skip
+    elif default is not None:
+        rows.add_row("default", default.outcome.kind, "", "", "", default.outcome.reason)
+    _vendor_row(result, row, rows)
+    row("floor", result.floor.us, f"bound by {result.floor.bound} ({result.floor.ceilings})")
+    return rows
+
+
+def _vendor_row(result: TuneResult, row: Any, rows: Table) -> None:
+    contest, record = result.run.contest, result.record
+    if contest is None:
+        return
+    vendor = contest.standing("vendor")
+    figures = vendor.figures.get(record.measurement.policy) if vendor else None
+    if vendor is None or figures is None:
+        reason = contest.no_vendor or (vendor.failure if vendor else "")
+        rows.add_row("vendor", "none", "", "", "", reason)
+        return
+    ratio = ""
+    if contest.winner is not None and contest.winner.vendor is not None:
+        found = contest.winner.vendor
+        ratio = f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    spread = _interval(figures.low_us, figures.high_us)
+    row("vendor", figures.median_us, vendor.description, spread, ratio)
+
+
+def _ratio_to_winner(contest: Contest | None, trial: int) -> str:
+    """With its interval, where the winner led; otherwise medians must do."""
+    standing = contest.of_trial(trial) if contest else None
+    if contest is None or contest.winner is None or standing is None:
+        return ""
+    ours, its = _figures(contest.winner, contest), _figures(standing, contest)
+    if ours is None or its is None or ours.ratio != 1 or standing == contest.winner:
+        return ""
+    return f"{its.ratio:.3f} [{its.ratio_low:.3f}, {its.ratio_high:.3f}]"
+
+
+def _figures(standing: Standing, contest: Contest) -> Any:
+    return standing.figures.get(contest.policy)
+
+
+def _interval(low_us: float, high_us: float) -> str:
+    return f"{duration(low_us)} to {duration(high_us)}" if low_us and high_us else ""
+
+
+def _remarks(contest: Contest) -> list[str]:
+    """What a table does not hold: ties, flips, who was left out and why."""
+    found = []
+    if len(contest.tied) > 1:
+        found.append(f"tie        {', '.join(contest.tied)}; {contest.rule}")
+    if contest.flip:
+        found.append(f"flip       {contest.flip}")
+    for standing in contest.standings:
+        if why := standing.failure or standing.barred:
+            found.append(f"left out   {standing.name}: {why}")
+    found += [f"note       {note}" for note in contest.notes]
+    if contest.shared:
+        found.append("note       others used the card meanwhile")
+    winner = contest.winner
+    if winner is not None and winner.relative_error is not None:
+        repeat = "the same bits" if winner.deterministic else "other bits"
+        limit = f" of {contest.tolerance:.2g} allowed" if contest.tolerance is not None else ""
+        found.append(
+            f"checked    relative error {winner.relative_error:.2g}{limit}; {repeat} twice"
+        )
+        figures = _figures(winner, contest)
+        if figures is not None:
+            found.append(_card(figures))
+    return found
+
+
+def _card(figures: Any) -> str:
+    """The card while the winner ran."""
+    after = figures.after
+    words = [
+        f"{after.sm_clock_mhz} MHz" if after.sm_clock_mhz is not None else "",
+        f"{after.power_w:.0f} W" if after.power_w is not None else "",
+        f"{after.temperature_c} C" if after.temperature_c is not None else "",
+        f"{figures.energy_mj:.3g} mJ a call" if figures.energy_mj is not None else "",
+        *figures.throttle,
+    ]
+    return f"card       {', '.join(word for word in words if word) or 'says nothing of itself'}"
+
+
+def _seconds(result: TuneResult) -> str:
+    run, spent = result.run, result.spent
+    parts = [
+        f"compiling {run.compile_seconds:.1f} (all threads)",
+        f"verifying {spent.verifying:.1f}",
+        f"timing {spent.timing:.1f}",
+        f"waiting for the compiler {run.wait_seconds:.1f}",
+    ]
+    if spent.restarting or spent.lost:
+        parts.append(f"lost workers {spent.restarting + spent.lost:.1f}")
+    if run.contest is not None:
+        parts.append(f"finals {run.contest.seconds:.1f}")
+    text = f"seconds    {', '.join(parts)}"
+    if run.near_best_seconds is not None:
+        text += f"; within 2 % of the winner after {run.near_best_seconds:.1f}"
+    return text
+
+
+def rate(result: TuneResult, us: float) -> str:
+    """TFLOP/s where arithmetic binds the floor, GB/s where memory does."""
+    if us <= 0:
+        return ""
+    if result.floor.bound == "compute":
+        return f"{result.floor.flops / us / 1e6:.1f} TFLOP/s"
+    return f"{result.floor.bytes / us / 1e3:.0f} GB/s"
+
+
+def document(result: TuneResult) -> dict[str, Any]:
+    """A result as JSON."""
+    run = result.run
+    known = result.known.record if result.known else None
+    return {
+        "operation": result.request.operation.name,
+        "problem": result.request.operation.text(result.request.problem),
+        "record": record_document(result.record),
+        "path": result.path,
+        "floor": result.floor,
+        "known": record_document(known) if known else None,
+        "valid_configs": result.valid_configs,
+        "trials": {
+            "counts": run.counts,
+            "stop_reason": run.stop_reason,
+            "seconds": run.seconds,
+            "compiled": run.compiled,
+            "cache_hits": run.cache_hits,
+            "past": run.past,
+        },
+        "seconds": {
+            "compiling": run.compile_seconds,
+            "waiting": run.wait_seconds,
+            "verifying": result.spent.verifying,
+            "timing": result.spent.timing,
+            "restarting": result.spent.restarting,
+            "lost": result.spent.lost,
+            "finals": run.contest.seconds if run.contest else 0.0,
+            "near_best": run.near_best_seconds,
+        },
+        "default": run.default,
+        "contest": run.contest,
+        "command": result.record.command,
+    }

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which configuration next, by Optuna's samplers.
+
+A search proposes valid configurations only, none of them twice, until there is none left. It
+starts with the default of every spec and the points that the performance model ranks highest;
+then a sampler chooses. What is proposed depends on the seed, on its number and on what has been
+told until then, never on time, so a caller that asks a fixed number of proposals ahead gets the
+same trials on every machine. Nor does it matter in how many runs the trials were made: a search
+that is told its past goes on as if it had never stopped, but for the outcomes that it knows now
+and that were still under way when it was stopped.
+"""
+
+from tunegen.search.proposing import Origin, Proposal, Search, check_choice, make_search
+from tunegen.search.samplers import DEFAULT_SAMPLER, SAMPLERS
+from tunegen.search.unseen import Contender
+
+__all__ = [
+    "DEFAULT_SAMPLER",
+    "SAMPLERS",
+    "Contender",
+    "Origin",
+    "Proposal",
+    "Search",
+    "check_choice",
+    "make_search",
+]

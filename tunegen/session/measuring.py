@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tune on the GPU: search in a worker process, keep every trial, play the finals."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tunegen import calibration, search, tuner
+from tunegen.database import Database
+from tunegen.errors import DeviceError, NoValidConfig
+from tunegen.model import CompiledKernel, Compiler, GpuInfo, Trial, TuningRecord
+from tunegen.runner.evaluator import GpuEvaluator, Spent
+from tunegen.runner.finals import Deciding, Finals
+from tunegen.runner.protocol import Opened, Policy
+from tunegen.runner.quarantine import Quarantine
+from tunegen.runner.station import Station, prepare_seconds
+from tunegen.session import gpu as gpus
+from tunegen.session.contenders import list_contenders
+from tunegen.session.records import find_exact
+from tunegen.session.resolve import Request
+from tunegen.session.setups import ProblemSetup, rotation
+from tunegen.session.studies import open_study, source_digests
+from tunegen.store import Study
+
+POLICIES: tuple[Deciding, ...] = ("auto", "burst", "sustained", "warm")
+
+# Finals of a search: checks of some seconds, then rounds and blocks.
+FINALS_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """How to measure: see the options of the command line of the same names."""
+
+    policy: Deciding = "auto"
+    finals_seconds: float = FINALS_SECONDS
+    fresh: bool = False
+    deterministic: bool = False
+    shared: bool = False
+    storage: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What came of it. ``request`` has the device that was measured.
+
+    ``standing`` is the record that answers already, where there was nothing more to do.
+    """
+
+    request: Request
+    judge: GpuEvaluator
+    run: tuner.TuneRun
+    spent: Spent
+    opened: Opened
+    valid_configs: Mapping[str, int]
+    standing: TuningRecord | None = None
+    shared: bool = False
+
+
+def measure(
+    wanted: Request,
+    gpu: GpuInfo,
+    how: Measuring,
+    *,
+    budget: tuner.Budget,
+    seed: int,
+    sampler: str,
+    nvrtc: Compiler,
+    database: Database,
+    on_event: Callable[[Trial, tuner.Progress], None] | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> Measured:
+    """Search and play the finals on a GPU. ``on_note`` is told what a user should know.
+
+    Raises :class:`DeviceError` where the GPU cannot be used, or others came onto it;
+    :class:`NoValidConfig` where there is nothing to run.
+    """
+    with ExitStack() as stack:
+        card = stack.enter_context(gpus.station(gpu))
+        opened = card.open()
+        wanted = dataclasses.replace(wanted, device=gpus.device_class(opened))
+        _check(wanted, gpu, opened, how)
+        contenders = list_contenders(wanted, calibration.find(wanted.device))
+        setup = ProblemSetup(wanted.operation, wanted.device, nvrtc)
+        sets = rotation(
+            wanted.operation, wanted.problem, wanted.device.l2_bytes, opened.free_bytes
+        )
+        policy: Policy = "warm" if how.policy == "warm" else "burst"
+        kept = gpus.quarantine(wanted.problem, wanted.arch, gpu)
+        judge = GpuEvaluator(
+            card, wanted.device, policy=policy, quarantine=kept,
+            expected_us=_expected_us(contenders[0]),
+        )  # fmt: skip
+        study = stack.enter_context(
+            open_study(
+                wanted, contenders, judge, storage=how.storage, fresh=how.fresh,
+                # Times of a card that others use are a study of their own.
+                policy=f"{policy}-shared" if how.shared else policy,
+                tolerance=max(c.spec.tolerance(wanted.problem) for c in contenders),
+            )
+        )  # fmt: skip
+        for warning in study.warnings:
+            on_note(warning)
+        past = study.trials()
+        standing = None
+        if len(past) >= budget.trials and not how.fresh:
+            standing = _standing(database, wanted, past)
+        finals = None
+        if standing is None:
+            finals = _finals(stack, wanted, gpu, how, card, setup, seed, sets, kept)
+            flops = wanted.operation.flops(wanted.problem)
+            request = setup(wanted.problem, inputs="normal", seed=seed, sets=sets)
+            card.prepare(request, prepare_seconds(flops))
+        run = tuner.tune(
+            wanted.problem,
+            contenders,
+            evaluator=judge,
+            compiler=nvrtc,
+            device=wanted.device,
+            search=search.make_search(sampler, contenders, seed),
+            budget=budget,
+            past=past,
+            keep=_keep(study, wanted),
+            finals=finals,
+            on_event=on_event,
+        )
+        return Measured(
+            request=wanted,
+            judge=judge,
+            run=run,
+            spent=judge.spent,
+            opened=opened,
+            valid_configs={c.spec.name: len(c.table) for c in contenders},
+            standing=standing,
+            shared=_shared(gpu, opened, run, how),
+        )
+
+
+def _check(wanted: Request, gpu: GpuInfo, opened: Opened, how: Measuring) -> None:
+    """Raise what stands against measuring before anything is compiled or launched."""
+    if wanted.arch != gpu.arch:
+        raise DeviceError(f"GPU {gpu.index} is {gpu.arch} to NVML and {wanted.arch} to CUDA")
+    others = len(opened.telemetry.other_pids)
+    if others and not how.shared:
+        raise gpus.in_company(gpu, others)
+    spec = wanted.spec()
+    config = spec.default(wanted.problem, wanted.device)
+    if not spec.bound_plan(config, wanted.problem, wanted.device).launches:
+        raise NoValidConfig(
+            f"the output of {wanted.operation.name} {wanted.operation.text(wanted.problem)} is "
+            "empty: there is nothing to launch, and nothing to time"
+        )
+
+
+def _expected_us(contender: search.Contender) -> float | None:
+    """What the model says of the default, if anything."""
+    row = contender.table.row(contender.default)
+    if contender.prior_us is None or row is None:
+        return None
+    us = float(contender.prior_us[row])
+    return us if math.isfinite(us) else None
+
+
+def _standing(database: Database, wanted: Request, past: Sequence[Trial]) -> TuningRecord | None:
+    """The record that came of these very trials, if its finals were played."""
+    record = find_exact(database, wanted)
+    if record is None or record.evidence != "measured" or record.trials != len(past):
+        return None
+    ours = any(t.spec == record.spec and dict(t.config) == record.config for t in past)
+    return record if ours and "unfinished" not in record.measurement.details else None
+
+
+def _finals(
+    stack: ExitStack,
+    wanted: Request,
+    gpu: GpuInfo,
+    how: Measuring,
+    card: Station,
+    setup: ProblemSetup,
+    seed: int,
+    sets: int,
+    kept: Quarantine,
+) -> Finals:
+    vendor, no_vendor = gpus.vendor_worker(gpu)
+    if vendor is not None:
+        stack.callback(vendor.kill)
+    return Finals(
+        station=card,
+        setup=setup,
+        problem=wanted.problem,
+        operation=wanted.operation,
+        device=wanted.device,
+        seed=seed + 1,  # inputs that the search has not seen
+        sets=sets,
+        policy=how.policy,
+        seconds=how.finals_seconds,
+        vendor=vendor,
+        no_vendor=no_vendor,
+        deterministic=how.deterministic,
+        quarantine=kept,
+    )
+
+
+def _keep(study: Study, wanted: Request) -> Callable[[Trial, tuple[CompiledKernel, ...]], None]:
+    specs = {spec.name: spec for spec in wanted.specs}
+
+    def keep(trial: Trial, kernels: tuple[CompiledKernel, ...]) -> None:
+        digests = source_digests(wanted, specs[trial.spec], trial.config)
+        cubins = {kernel.name: hashlib.sha256(kernel.cubin).hexdigest() for kernel in kernels}
+        study.add(trial, digests, cubins)
+
+    return keep
+
+
+def _shared(gpu: GpuInfo, opened: Opened, run: tuner.TuneRun, how: Measuring) -> bool:
+    """Whether others used the card meanwhile; raises where that was not to be."""
+    came = run.contest is not None and run.contest.shared
+    if came and not how.shared:
+        raise DeviceError(
+            f"others came onto GPU {gpu.index} ({gpu.name}) during the finals: nothing is "
+            f"recorded, the {len(run.trials)} trials are kept",
+            hint="run the same command again, or add --shared",
+        )
+    return came or bool(gpu.other_processes or gpu.mig or opened.telemetry.other_pids)
