@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from tunegen import cli, kernels
 from tunegen.cli import common
 from tunegen.cli.main import run
 from tunegen.model import ARCHS
+from tunegen.tuner import DEFAULT_TRIALS, PREDICTED_TRIALS
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +128,8 @@ def test_no_valid_configuration_says_which_constraint_removed_how_many(tunegen):
     )
     assert code == 1
     assert "M=8589934592" in err
+    assert "nothing can run matmul" in err
+    assert not re.search(r"[\[\]']", err), "a sentence, not a list"
 
 
 @pytest.mark.parametrize(
@@ -194,11 +198,16 @@ def test_every_command_has_help(words, tunegen):
     assert f"Usage: tunegen {' '.join(words)}" in out
 
 
-@pytest.mark.parametrize("name", list(cli.cli.commands))
-def test_examples_in_the_help_name_real_options(name, tunegen):
-    _, out, _ = tunegen(name, "--help")
+@pytest.mark.parametrize(
+    "name",
+    [[], ["cache"], ["db"], ["study"], *commands()],
+    ids=lambda words: " ".join(words) or "-",
+)
+def test_examples_in_the_help_are_of_it_and_name_real_options(name, tunegen):
+    _, out, _ = tunegen(*name, "--help")
     examples = [line.strip() for line in out.splitlines() if line.strip().startswith("tunegen ")]
     assert examples
+    assert all(example.startswith(" ".join(["tunegen", *name])) for example in examples)
     for example in examples:
         words = example.split()[1:]
         command = cli.cli
@@ -274,6 +283,42 @@ class TestTune:
         for record in records:
             del record["created"]
         assert records[0] == records[1]
+
+    def test_the_command_it_prints_names_kernel_files(self, tunegen, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for name in ("one", "two"):
+            (tmp_path / f"{name}.py").write_text(
+                "import dataclasses\nfrom tunegen.kernels import vector_copy\n"
+                f"SPEC = dataclasses.replace(vector_copy.SPEC, name={name!r})\n"
+            )
+        words = ("tune", "copy", "--arch", "sm_90", "--problem", 1000, "--trials", 5, "--json")
+        _, out, _ = tunegen("--kernel", "one.py", "--kernel", "two.py", *words)
+        command = json.loads(out)["results"][0]["command"]
+        assert command.startswith("tunegen --kernel one.py --kernel two.py tune copy ")
+        code, again, err = tunegen(*shlex.split(command)[1:], "--json")
+        assert code == 0, err
+        ours, theirs = (json.loads(text)["results"][0]["record"] for text in (out, again))
+        assert (ours["spec"], ours["config"]) == (theirs["spec"], theirs["config"])
+
+    def test_a_database_that_cannot_be_written_is_said_before_any_work(self, tunegen, tmp_path):
+        (tmp_path / "file").touch()
+        with mock.patch("tunegen.tuner.tune", side_effect=AssertionError("it was begun")):
+            code, out, err = tunegen(
+                "tune", "fill", "--arch", "sm_90", "--db", tmp_path / "file" / "db"
+            )
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "cannot be written" in err
+        assert "--db" in err
+
+    def test_without_trials_the_model_makes_fewer_than_a_gpu(self, tunegen):
+        _, out, _ = tunegen("tune", "copy", "--arch", "sm_90", "--problem", "2^20", "--json")
+        (result,) = json.loads(out)["results"]
+        assert result["trials"]["counts"] == {"predicted": PREDICTED_TRIALS}
+        assert f"--trials {PREDICTED_TRIALS}" in result["command"]
+        _, helped, _ = tunegen("tune", "--help")
+        words = " ".join(helped.split())
+        assert f"{DEFAULT_TRIALS} on a GPU, {PREDICTED_TRIALS} by the model" in words
+        assert PREDICTED_TRIALS < DEFAULT_TRIALS
 
     def test_several_problems(self, tunegen):
         code, out, _ = tunegen(

@@ -43,7 +43,7 @@ def installed(monkeypatch):
     return versions
 
 
-def examine(gpus=HERE, *, nvrtc="13.0.88", nvdisasm="/bin/nvdisasm", folders=None, caches=None):
+def examine(gpus=HERE, *, nvrtc="13.0.88", nvdisasm="/bin/nvdisasm", **places):
     def find(answer):
         def found():
             if isinstance(answer, Exception):
@@ -54,7 +54,7 @@ def examine(gpus=HERE, *, nvrtc="13.0.88", nvdisasm="/bin/nvdisasm", folders=Non
 
     checks = doctor.examine(
         gpus, nvrtc_version=find(nvrtc), nvdisasm=find(nvdisasm),
-        folders=folders or {}, caches=caches or {},
+        **{"folders": {}, "files": {}, "caches": {}, **places},
     )  # fmt: skip
     by_name = {check.name: check for check in checks}
     assert len(by_name) == len(checks), "names are unique"
@@ -111,7 +111,7 @@ def test_local_and_pre_release_versions_are_read(installed):
     assert examine()["torch"].status == "ok"
 
 
-def test_the_metapackage_is_not_what_counts(installed):
+def test_the_metapackage_of_the_bindings_is_not_what_counts(installed):
     installed["cuda-python"] = "12.6.0"
     assert not_ok(examine()) == {}
 
@@ -197,6 +197,18 @@ def test_folders_that_cannot_be_written(installed, tmp_path):
     assert str(tmp_path / "file") in checks["bad"].found
 
 
+def test_files_that_cannot_be_written(installed, tmp_path):
+    (tmp_path / "file").touch()
+    places = {"there": "file", "new": "deep/new.db", "folder": "", "below a file": "file/new.db"}
+    checks = examine(files={name: tmp_path / place for name, place in places.items()})
+    assert not_ok(checks) == {"folder": "conflict", "below a file": "conflict"}
+    assert checks["new"].found == str(tmp_path / "deep" / "new.db")
+    assert not (tmp_path / "deep").exists(), "looking leaves no trace"
+    for name in ("folder", "below a file"):
+        assert checks[name].found.endswith("cannot be written")
+        assert checks[name].fix
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(installed, tmp_path):
     (tmp_path / "file").touch()
     checks = examine(caches={"good": tmp_path / "new", "bad": tmp_path / "file" / "x"})
@@ -253,6 +265,13 @@ def test_incompatible_bindings_are_not_called_missing(with_bindings):
     assert checks["cuda-bindings"]["found"] == "12.9.0"
     assert checks["cuda-bindings"]["needed"] == ">=13.0,<14"
     assert "12.9.0" in checks["NVRTC library"]["found"]
+
+
+def test_it_says_where_trials_and_records_are_kept(with_bindings, tmp_path):
+    checks = {c["name"]: c for c in json.loads(with_bindings("13.0.1", "doctor", "--json").stdout)}
+    for name, place in {"studies": "studies.db", "database": "tuned_db"}.items():
+        assert checks[name]["status"] == "ok"
+        assert checks[name]["found"] == str(tmp_path / "d" / "tunegen" / place)
 
 
 def test_what_needs_no_compiler_works_without_one(with_bindings):

@@ -25,9 +25,11 @@ from tunegen.database import Database
 from tunegen.errors import DeviceError, NoValidConfig, UsageError
 from tunegen.model import FoundGpus, GpuInfo, Problem
 from tunegen.model.checks import INTEGER_RANGE
+from tunegen.runner.timing import LEAST_INTERVAL_US
 from tunegen.session import gpu
 from tunegen.session.gpu import choose_gpu
 from tunegen.session.setups import ProblemSetup, draw, rotation, widened
+from tunegen.tuner import DEFAULT_TRIALS
 
 H200 = GpuInfo(0, "NVIDIA H200", "GPU-1", "sm_90", 150 << 30, 149 << 30)
 A10 = GpuInfo(1, "NVIDIA A10", "GPU-2", "sm_86", 24 << 30, 23 << 30)
@@ -160,6 +162,11 @@ def test_sets_outgrow_l2_and_fit_memory():
     assert (sets - 1) * size < 3 * (60 << 20) <= sets * size
     assert rotation(copy, copy.problem("2^30"), 60 << 20, 100 << 30) == 2
     assert rotation(copy, copy.problem("16"), 60 << 20, 100 << 30) <= 1000
+    axpy = kernels.operation("axpy")  # y is read and written: as many bytes in a set
+    more = rotation(axpy, axpy.problem("2^20"), 60 << 20, 100 << 30)
+    # In one pass over the sets memory moves three operands of each, at 4.8 TB/s on an H200.
+    assert more * size * 3 / 2 / 4.8e6 > LEAST_INTERVAL_US
+    assert sets * size * 3 / 2 / 4.8e6 < LEAST_INTERVAL_US, "what it is for"
     few = rotation(copy, problem, 60 << 20, 100 << 20)
     assert 2 <= few < sets
     assert few * size <= 50 << 20
@@ -262,6 +269,13 @@ def test_the_same_again_does_nothing_and_more_goes_on(tune):
 
 
 @pytest.mark.nvrtc
+def test_without_trials_a_gpu_makes_more_than_the_model(tune):
+    _, out, _ = tune("--problem", "4096", "--seconds", "0.01", "--json")
+    (result,) = json.loads(out)["results"]
+    assert f"--trials {DEFAULT_TRIALS} " in result["command"]
+
+
+@pytest.mark.nvrtc
 def test_the_table_for_people(tune):
     code, out, err = tune(*PROBLEM)
     assert code == 0, err
@@ -271,7 +285,7 @@ def test_the_table_for_people(tune):
         assert word in out, word
     assert "[1." in out, "the default's ratio has an interval"
     command = next(line for line in out.splitlines() if line.startswith("again"))
-    assert shlex.split(command)[1:4] == ["tunegen", "tune", "faulty"]
+    assert shlex.split(command)[1:6] == ["tunegen", "--kernel", "faulty.py", "tune", "faulty"]
 
 
 @pytest.mark.nvrtc

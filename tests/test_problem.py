@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -185,3 +187,9 @@ def test_an_empty_output_needs_no_input(text, traffic):
     assert matmul.bytes(matmul.problem(text)) == traffic
     beta = 0 if traffic == 0 else 4 * matmul.problem(text).M * matmul.problem(text).N
     assert matmul.bytes(matmul.problem(text, beta=1)) == traffic + beta
+
+
+def test_problem_survives_pickling():
+    problem = matmul.problem((2, 3, 4), dtype="bf16", layout="nt")
+    again = pickle.loads(pickle.dumps(problem))
+    assert again == problem and again.lda == 4

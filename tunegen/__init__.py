@@ -6,6 +6,9 @@
 >>> build = tunegen.compile("axpy", arch="sm_80", problem="2^24")            # doctest: +SKIP
 >>> records = tunegen.Database().records(arch="sm_90")                       # doctest: +SKIP
 >>> kernel = tunegen.load("shipped", operation="axpy")                       # doctest: +SKIP
+>>> ceilings = tunegen.calibrate().calibration                               # doctest: +SKIP
+>>> for result in tunegen.bench("matmul", ["1024x1024x1024"]):               # doctest: +SKIP
+...     print(result.kernel_us, result.cpu_us)
 """
 
 from __future__ import annotations
@@ -19,16 +22,19 @@ if TYPE_CHECKING:
     from tunegen.database import Database
     from tunegen.errors import TunegenError
     from tunegen.loading import load
-    from tunegen.session import compile, export, inspect, tune
+    from tunegen.session import bench, calibrate, compile, export, inspect, tune
 
 __all__ = [
-    "Database", "TunegenError", "__version__", "compile", "export", "inspect", "load", "tune",
+    "Database", "TunegenError", "__version__", "bench", "calibrate", "compile", "export",
+    "inspect", "load", "tune",
 ]  # fmt: skip
 
 # Public names and where they are; loaded when first used, since NVRTC, Optuna and NumPy are slow.
 _LAZY = {
     "Database": "tunegen.database",
     "TunegenError": "tunegen.errors",
+    "bench": "tunegen.session",
+    "calibrate": "tunegen.session",
     "compile": "tunegen.session",
     "export": "tunegen.session",
     "inspect": "tunegen.session",

@@ -118,9 +118,10 @@ def regenerate(spec: KernelSpec, config: Config, problem: Problem, arch: str) ->
     return shlex.join([*words, "--emit", "cuda"])
 
 
-def program_words(spec: KernelSpec) -> list[str]:
-    """What every command line about a spec begins with: ``tunegen``, and its own kernel file."""
-    return ["tunegen", "--kernel", spec.file] if spec.file else ["tunegen"]
+def program_words(*specs: KernelSpec) -> list[str]:
+    """What every command line about specs begins with: ``tunegen``, and their kernel files."""
+    files = dict.fromkeys(spec.file for spec in specs if spec.file)
+    return ["tunegen", *(word for file in files for word in ("--kernel", file))]
 
 
 def problem_words(operation: Operation, problem: Problem) -> list[str]:

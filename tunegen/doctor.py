@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is installed, in: whether it fits together, what is missing, and the command that mends it.
 
-Versions are read from what is installed package by package, not from the metapackage
-``cuda-python``: a machine may have only the parts. What other modules know how to find is handed
-in, so that doctor reports what tunegen really uses.
+What other modules know how to find is handed in, so that doctor reports what tunegen really uses.
 """
 
 from __future__ import annotations
@@ -74,7 +72,6 @@ class Package:
 
 PACKAGES = (
     Package("cuda-bindings", "13.0", "14", "calls NVRTC and the driver"),
-    Package("cuda-core", "1.0", "2", "loads and launches kernels"),
     Package("cuda-pathfinder", "1.0", "2", "finds the CUDA libraries"),
     Package("nvidia-ml-py", "13.0", "14", "finds GPUs, reads clocks and power"),
     Package("optuna", "5.0", "6", "searches"),
@@ -91,14 +88,15 @@ def examine(
     nvrtc_version: Callable[[], str],
     nvdisasm: Callable[[], object],
     folders: Mapping[str, Path],
+    files: Mapping[str, Path],
     caches: Mapping[str, Path],
 ) -> tuple[Check, ...]:
     """Every check, in the order in which things depend on each other.
 
     ``nvrtc_version`` and ``nvdisasm`` find the library and the tool, or raise
-    :class:`ToolkitError`; ``folders`` are those that tunegen writes to, by what is in them, and
-    ``caches`` those that it can do without. Raises nothing for what is missing: that is what it
-    reports. No GPU is a warning.
+    :class:`ToolkitError`; ``folders`` and ``files`` are those that tunegen writes to, by what is
+    in them, and ``caches`` the folders that it can do without. Raises nothing for what is missing:
+    that is what it reports. No GPU is a warning.
     """
     nvrtc = _nvrtc(nvrtc_version)
     return (
@@ -110,6 +108,7 @@ def examine(
         _driver(gpus, "" if nvrtc.failed else nvrtc.found),
         *_gpus(gpus),
         *(_folder(name, folder) for name, folder in folders.items()),
+        *(_file(name, path) for name, path in files.items()),
         *(_cache(name, folder) for name, folder in caches.items()),
     )
 
@@ -256,13 +255,26 @@ def _folder(name: str, folder: Path) -> Check:
     # os.path, since Path raises for a place that may not be looked into.
     there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     writable = os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+    return _place(name, folder, "a writable folder", None if writable else there)
+
+
+def _file(name: str, path: Path) -> Check:
+    # What makes and removes files beside it needs the folder in any case.
+    check = _folder(name, path.parent)
+    if check.failed:
+        return check
+    there = os.path.exists(path)
+    writable = not there or (os.path.isfile(path) and os.access(path, os.W_OK))
+    return _place(name, path, "a writable file", None if writable else path)
+
+
+def _place(name: str, place: Path, needed: str, refused: Path | None) -> Check:
+    if refused is None:
+        return Check(name, "ok", str(place), needed)
     return Check(
-        name,
-        "ok" if writable else "conflict",
-        str(folder) if writable else f"{there} cannot be written",
-        "a writable folder",
-        fix="" if writable else "export XDG_CACHE_HOME=DIR XDG_DATA_HOME=DIR",
-    )
+        name, "conflict", f"{refused} cannot be written", needed,
+        fix="export XDG_CACHE_HOME=DIR XDG_DATA_HOME=DIR",
+    )  # fmt: skip
 
 
 def _cache(name: str, folder: Path) -> Check:

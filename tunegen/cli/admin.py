@@ -8,6 +8,7 @@ import click
 from tunegen.cli.common import (
     Settings,
     counted,
+    examples,
     json_option,
     pass_settings,
     print_json,
@@ -60,7 +61,7 @@ def cache() -> None:
     """Show or clear the cache of compiled kernels."""
 
 
-@cache.command()
+@cache.command(epilog=examples("tunegen cache show", "tunegen cache show --json"))
 @json_option
 @pass_settings
 def show(settings: Settings, as_json: bool) -> None:
@@ -70,7 +71,7 @@ def show(settings: Settings, as_json: bool) -> None:
     _report(session.cache_report(), as_json)
 
 
-@cache.command()
+@cache.command(epilog=examples("tunegen cache clear", "tunegen cache clear --json"))
 @json_option
 @pass_settings
 def clear(settings: Settings, as_json: bool) -> None:

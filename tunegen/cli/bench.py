@@ -10,12 +10,13 @@ import click
 
 from tunegen.cli.common import (
     Settings,
-    console,
     db_option,
     duration,
     json_option,
     pass_settings,
     print_json,
+    print_labelled,
+    print_table,
     problem_options,
     table,
 )
@@ -86,7 +87,7 @@ def _print(result: BenchResult) -> None:
     rows = table(
         f"{wanted.operation.name} {problem} {wanted.problem.dtype} {wanted.problem.layout} "
         f"on GPU {result.gpu.index}, {wanted.device.name}, {result.policy}",
-        "", "time", "spread", "rate", "",
+        "", ">time", ">spread", ">rate", "",
     )  # fmt: skip
     for move in result.moves:
         memory = "pinned" if move.pinned else "pageable"
@@ -118,10 +119,9 @@ def _print(result: BenchResult) -> None:
         rows.add_row("CPU", "not timed", "", "", result.cpu.refusal)
     else:
         rows.add_row("CPU", duration(cpu_us), "", _rate(result, cpu_us), result.cpu.how)
-    screen = console()
-    screen.print(rows)
+    print_table(rows)
     for line in verdict(result):
-        screen.print(line, soft_wrap=True)
+        print_labelled("journey", line)
 
 
 def _rate(result: BenchResult, us: float) -> str:
@@ -143,7 +143,7 @@ def verdict(result: BenchResult) -> list[str]:
     for name, us in ways:
         if us is None:
             continue
-        text = f"journey    {name}: {duration(us)}"
+        text = f"{name}: {duration(us)}"
         if cpu_us is not None:
             text += f", {_against(us, cpu_us)}"
         lines.append(text)

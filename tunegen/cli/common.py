@@ -227,6 +227,11 @@ def print_labelled(label: str, text: str) -> None:
     click.echo(label + text)
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: command lines to copy."""
+    return "\n  ".join(("\b\nExample:" if len(lines) == 1 else "\b\nExamples:", *lines))
+
+
 def counted(number: int, what: str) -> str:
     """``1 record``, ``2 records``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -15,6 +15,7 @@ from tunegen.cli.common import (
     counted,
     db_option,
     duration,
+    examples,
     json_option,
     pass_settings,
     print_json,
@@ -48,7 +49,9 @@ def _open(folder: str | None) -> Database:
     return Database(Path(folder) if folder else None)
 
 
-@db.command("list")
+@db.command(
+    "list", epilog=examples("tunegen db list", "tunegen db list matmul --arch sm_90 --json")
+)
 @click.argument("operation", required=False)
 @click.option("--arch", help="Only records for this capability.")
 @db_option
@@ -86,7 +89,12 @@ def list_records(
     settings.note(counted(len(found), "record"))
 
 
-@db.command()
+@db.command(
+    epilog=examples(
+        "tunegen db show matmul --arch sm_90 --problem 4096x4096x4096",
+        "tunegen db show axpy --arch sm_90 --problem 2^24 --dtype bf16 --json",
+    )
+)
 @click.argument("operation")
 @problem_options()
 @db_option
@@ -125,7 +133,7 @@ def show(
     return 0
 
 
-@db.command()
+@db.command(epilog=examples("tunegen db check", "tunegen db check --db my_db/"))
 @db_option
 @json_option
 @pass_settings
@@ -159,7 +167,7 @@ def check(settings: Settings, db: str | None, as_json: bool) -> int:
     return 3 if findings else 0
 
 
-@db.command()
+@db.command(epilog=examples("tunegen db where", "tunegen db where --db my_db/"))
 @db_option
 @json_option
 @pass_settings
@@ -179,7 +187,9 @@ def where(settings: Settings, db: str | None, as_json: bool) -> None:
             click.echo(f"  unreadable: {reason}")
 
 
-@db.command()
+@db.command(
+    epilog=examples("tunegen db merge other_db/", "tunegen db merge other_db/ --db my_db/")
+)
 @click.argument("folder", type=Folder())
 @db_option
 @json_option

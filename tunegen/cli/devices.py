@@ -16,6 +16,8 @@ from tunegen.cli.common import (
     json_option,
     pass_settings,
     print_json,
+    print_labelled,
+    print_table,
     table,
 )
 
@@ -80,15 +82,14 @@ def devices(settings: Settings, as_json: bool) -> None:
         return
     if not listing.gpus:
         return
-    rows = table("", "", "device class", "arch", "memory free", "in use by", "calibrated")
+    rows = table("", ">", "device class", "arch", "memory free", "in use by", "calibrated")
     for item in listing.gpus:
         gpu = item.gpu
         memory = f"{gpu.free_bytes / 2**30:.1f} of {gpu.memory_bytes / 2**30:.1f} GiB"
         calibrated = item.calibration.created if item.calibration else "no: tunegen calibrate"
         rows.add_row(str(gpu.index), gpu.name, gpu.arch, memory, _users(gpu), calibrated)
-    screen = console()
-    screen.print(rows)
-    screen.print(f"driver     {found.driver}, for CUDA up to {found.driver_cuda}")
+    print_table(rows)
+    print_labelled("driver", f"{found.driver}, for CUDA up to {found.driver_cuda}")
 
 
 def _users(gpu: Any) -> str:
@@ -142,10 +143,9 @@ def _progress(settings: Settings, as_json: bool) -> Iterator[Any]:
 
 def _print(result: CalibrationResult) -> None:
     found = result.calibration
-    screen = console()
     rows = table(
         f"{found.device.name} ({found.arch}), {found.policy}",
-        "", "measured", "spread", "of the datasheet", "by",
+        "", ">measured", ">spread", ">of the datasheet", "by",
     )  # fmt: skip
     for line in result.lines:
         figure = line.figure
@@ -153,28 +153,30 @@ def _print(result: CalibrationResult) -> None:
         value = figure.median
         measured = f"{value:,.0f} {line.unit}" if value >= 1000 else f"{value:.3g} {line.unit}"
         rows.add_row(line.name, measured, f"{figure.spread:.1%}", share, _by(figure))
-    screen.print(rows)
+    print_table(rows)
+    click.echo()
     streams = found.streams
     sizes = sorted({point.bytes for points in streams.values() for point in points})
-    rows = table("GB/s by bytes moved, launch included, and spread", "bytes", *streams)
+    rows = table(
+        "GB/s by bytes moved, launch included, and spread",
+        ">bytes", *(f">{name}" for name in streams),
+    )  # fmt: skip
     for size in sizes:
         rows.add_row(f"{size:,}", *(_at(points, size) for points in streams.values()))
-    screen.print(rows)
+    print_table(rows)
     clocks = found.sm_clock_mhz
     if clocks is not None:
         reasons = ", ".join(found.throttle) or "none"
-        screen.print(
-            f"card       SM clock {clocks[0]} to {clocks[1]} MHz, memory {found.memory_clock_mhz} "
-            f"MHz, at most {found.power_w or 0:.0f} W and {found.temperature_c} C; "
-            f"throttled: {reasons}",
-            soft_wrap=True,
+        print_labelled(
+            "card",
+            f"SM clock {clocks[0]} to {clocks[1]} MHz, memory {found.memory_clock_mhz} MHz, at "
+            f"most {found.power_w or 0:.0f} W and {found.temperature_c} C; throttled: {reasons}",
         )
-    screen.print(
-        f"with       driver {found.driver}, NVRTC {found.nvrtc}, {found.created}, "
-        f"in {result.seconds:.1f} s",
-        soft_wrap=True,
+    print_labelled(
+        "with",
+        f"driver {found.driver}, NVRTC {found.nvrtc}, {found.created}, in {result.seconds:.1f} s",
     )
-    screen.print(f"stored     {result.path}", soft_wrap=True)
+    print_labelled("stored", str(result.path))
 
 
 def _at(points: Sequence[StreamPoint], size: int) -> str:

@@ -10,11 +10,13 @@ import click
 
 from tunegen.cli.common import (
     Settings,
-    console,
     duration,
+    examples,
     json_option,
     pass_settings,
     print_json,
+    print_labelled,
+    print_table,
     storage_option,
     table,
 )
@@ -40,7 +42,12 @@ def study() -> None:
     """
 
 
-@study.command("list")
+@study.command(
+    "list",
+    epilog=examples(
+        "tunegen study list", "tunegen study list --storage sqlite:///shared/studies.db"
+    ),
+)
 @storage_option
 @json_option
 @pass_settings
@@ -54,18 +61,24 @@ def list_studies(settings: Settings, storage: str | None, as_json: bool) -> None
     if as_json:
         print_json([_summary(info) for info in found])
         return
-    rows = table("", "study", "arch", "evidence", "trials", "failed", "best", "updated", "")
+    rows = table("", "study", "arch", "evidence", ">trials", ">failed", ">best", "updated", "")
     for info in found:
         failed = sum(not stored.trial.outcome.ok for stored in info.trials)
         rows.add_row(
             info.name, info.facts["arch"], info.facts["evidence"], str(len(info.trials)),
             str(failed), _best_time(info), info.updated, "" if info.current else _SET_ASIDE,
         )  # fmt: skip
-    console().print(rows)
-    settings.note(f"{len(found)} studies")
+    if found:
+        print_table(rows)
+    settings.note("1 study" if len(found) == 1 else f"{len(found)} studies")
 
 
-@study.command()
+@study.command(
+    epilog=examples(
+        "tunegen study show matmul-4096x4096x4096-fp32-nn",
+        "tunegen study show copy-268435456-fp32 --json",
+    )
+)
 @click.argument("name")
 @storage_option
 @json_option
@@ -80,9 +93,8 @@ def show(settings: Settings, name: str, storage: str | None, as_json: bool) -> N
     if as_json:
         print_json({**_summary(info), "list": [_document(stored) for stored in info.trials]})
         return
-    screen = console()
     for key, value in _lines(info).items():
-        screen.print(f"{key:<10} {value}", soft_wrap=True, markup=False)
+        print_labelled(key, value)
 
 
 _SET_ASIDE = "set aside by --fresh"

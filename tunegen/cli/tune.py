@@ -74,7 +74,7 @@ def _gpu_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(epilog=EPILOG)
 @click.argument("operation")
 @problem_options(several=True)
-@click.option("--trials", type=int, default=100, show_default=True, help="Configurations to try.")
+@click.option("--trials", type=int, help="Configurations to try; 100 on a GPU, 60 by the model.")
 @click.option("--seconds", type=float, help="Stop searching after this long, if trials are left.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trials.")
 @click.option("--sampler", help="Which configuration next: tpe or random.")
@@ -128,7 +128,7 @@ def tune(
                 f"{result.record.device.name}"
             )
         if not as_json:
-            report(result, console())
+            report(result)
         if result.run.stop_reason == "interrupted":
             break
     if as_json:
@@ -137,16 +137,22 @@ def tune(
 
 
 @contextmanager
-def _progress(settings: Settings, trials: int, as_json: bool) -> Iterator[Any]:
+def _progress(settings: Settings, trials: int | None, as_json: bool) -> Iterator[Any]:
     """A progress bar on a terminal; nothing elsewhere."""
     screen = console(stderr=True)
     if settings.quiet or not screen.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
-        TextColumn("{task.completed}/{task.total}"),
+        MofNCompleteColumn(),
         BarColumn(),
         TextColumn("{task.description}"),
         TimeRemainingColumn(),

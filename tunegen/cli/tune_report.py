@@ -5,43 +5,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunegen.cli.common import duration, table
+import click
+
+from tunegen.cli.common import duration, print_labelled, print_table, table
 from tunegen.cli.tune import counts
 from tunegen.database import document as record_document
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from tunegen.model import Contest, Standing
     from tunegen.session import TuneResult
 
 
-def report(result: TuneResult, screen: Console) -> None:
+def report(result: TuneResult) -> None:
     """Print a table of winner, default, vendor's library and floor, and where everything went."""
     run, record = result.run, result.record
     if result.known is not None:
-        screen.print(_known(result), soft_wrap=True)
-    screen.print(_rows(result))
+        _print_known(result)
+    print_table(_rows(result))
     if run.contest is not None:
-        for line in _remarks(run.contest):
-            screen.print(line, soft_wrap=True)
-    screen.print(
-        f"trials     {counts(run.counts)}; stopped: {run.stop_reason}; {run.seconds:.1f} s, "
+        for label, text in _remarks(run.contest):
+            print_labelled(label, text)
+    print_labelled(
+        "trials",
+        f"{counts(run.counts)}; stopped: {run.stop_reason}; {run.seconds:.1f} s, "
         f"{run.compiled} kernels compiled, {run.cache_hits} from the cache"
         + (f"; {run.past} from earlier runs" if run.past else ""),
-        soft_wrap=True,
     )
     if record.evidence == "measured":
-        screen.print(_seconds(result), soft_wrap=True)
-    where = result.path or "as it stands in the database"
+        print_labelled("seconds", _seconds(result))
+    where = str(result.path or "as it stands in the database")
     if result.path is None and "unfinished" in record.measurement.details:
         where = "none: a measured one with finals stands in the database"
-    screen.print(f"record     {where}", soft_wrap=True)
-    screen.print(f"again      {record.command}", soft_wrap=True)
+    print_labelled("record", where)
+    print_labelled("again", record.command)
 
 
-def _known(result: TuneResult) -> str:
+def _print_known(result: TuneResult) -> None:
     """What a GPU measured before, where the model stands in for one now."""
     assert result.known is not None
     record = result.known.record
@@ -50,10 +51,10 @@ def _known(result: TuneResult) -> str:
     if record.baseline_ratio is not None:
         baseline = f", {record.baseline_ratio:.3f} of the speed of {record.baseline}"
     config = " ".join(f"{name}={value}" for name, value in record.config.items())
-    return (
-        f"measured   {duration(record.measurement.median_us)}{baseline}: {result.known.reason}\n"
-        f"           {record.spec}: {config}\n"
-    )
+    us = duration(record.measurement.median_us)
+    print_labelled("measured", f"{us}{baseline}: {result.known.reason}")
+    print_labelled("", f"{record.spec}: {config}")
+    click.echo()
 
 
 def _rows(result: TuneResult) -> Table:
@@ -64,7 +65,7 @@ def _rows(result: TuneResult) -> Table:
         f"{wanted.operation.name} {problem} {wanted.problem.dtype}{layout} "
         f"on {record.device.name} ({record.arch}), {record.evidence}, "
         f"policy {record.measurement.policy}",
-        "", "time", "95 %", "of winner", "rate", "config",
+        "", ">time", ">95 %", ">of winner", ">rate", "config",
     )  # fmt: skip
     best_us = record.measurement.median_us
     config = " ".join(f"{name}={value}" for name, value in record.config.items())
@@ -129,29 +130,28 @@ def _interval(low_us: float, high_us: float) -> str:
     return f"{duration(low_us)} to {duration(high_us)}" if low_us and high_us else ""
 
 
-def _remarks(contest: Contest) -> list[str]:
-    """What a table does not hold: ties, flips, who was left out and why."""
+def _remarks(contest: Contest) -> list[tuple[str, str]]:
+    """What a table does not hold, with its label: ties, flips, who was left out and why."""
     found = []
     if len(contest.tied) > 1:
-        found.append(f"tie        {', '.join(contest.tied)}; {contest.rule}")
+        found.append(("tie", f"{', '.join(contest.tied)}; {contest.rule}"))
     if contest.flip:
-        found.append(f"flip       {contest.flip}")
+        found.append(("flip", contest.flip))
     for standing in contest.standings:
         if why := standing.failure or standing.barred:
-            found.append(f"left out   {standing.name}: {why}")
-    found += [f"note       {note}" for note in contest.notes]
+            found.append(("left out", f"{standing.name}: {why}"))
+    found += [("note", note) for note in contest.notes]
     if contest.shared:
-        found.append("note       others used the card meanwhile")
+        found.append(("note", "others used the card meanwhile"))
     winner = contest.winner
     if winner is not None and winner.relative_error is not None:
         repeat = "the same bits" if winner.deterministic else "other bits"
         limit = f" of {contest.tolerance:.2g} allowed" if contest.tolerance is not None else ""
-        found.append(
-            f"checked    relative error {winner.relative_error:.2g}{limit}; {repeat} twice"
-        )
+        error = f"relative error {winner.relative_error:.2g}{limit}"
+        found.append(("checked", f"{error}; {repeat} twice"))
         figures = _figures(winner, contest)
         if figures is not None:
-            found.append(_card(figures))
+            found.append(("card", _card(figures)))
     return found
 
 
@@ -165,7 +165,7 @@ def _card(figures: Any) -> str:
         f"{figures.energy_mj:.3g} mJ a call" if figures.energy_mj is not None else "",
         *figures.throttle,
     ]
-    return f"card       {', '.join(word for word in words if word) or 'says nothing of itself'}"
+    return ", ".join(word for word in words if word) or "it says nothing of itself"
 
 
 def _seconds(result: TuneResult) -> str:
@@ -180,7 +180,7 @@ def _seconds(result: TuneResult) -> str:
         parts.append(f"lost workers {spent.restarting + spent.lost:.1f}")
     if run.contest is not None:
         parts.append(f"finals {run.contest.seconds:.1f}")
-    text = f"seconds    {', '.join(parts)}"
+    text = ", ".join(parts)
     if run.near_best_seconds is not None:
         text += f"; within 2 % of the winner after {run.near_best_seconds:.1f}"
     return text

@@ -21,7 +21,7 @@ class Argument:
     """One kernel argument.
 
     "pointer" is the operand ``name``; "workspace" the plan's workspace at byte offset ``value``;
-    integers carry a formula over the problem's sizes; "fp32" and "fp64" are the run-time scalar
+    integers carry a formula as a :class:`Launch` does; "fp32" and "fp64" are the run-time scalar
     ``name``, given by the caller.
     """
 
@@ -32,7 +32,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a plan. Extents are numbers, or formulas over the problem's sizes.
+    """One launch of a plan. Extents are numbers, or formulas over the problem's sizes and
+    attributes and ``SM_COUNT``, the device's number of multiprocessors.
 
     A launch whose grid comes out empty is not made: there is nothing to write.
     """
@@ -76,7 +77,8 @@ class LaunchPlan:
     tensor_maps: tuple[TensorMap, ...] = ()
 
     def bind(self, sizes: Mapping[str, int]) -> LaunchPlan:
-        """The plan with every formula evaluated; empty launches are left out.
+        """The plan with every formula evaluated; empty launches are left out. ``sizes`` are the
+        problem's sizes and attributes by name, and ``SM_COUNT`` where formulas name it.
 
         Raises :class:`PlanError` for a grid beyond CUDA's limits.
         """

@@ -83,11 +83,14 @@ class Problem:
     attributes: tuple[tuple[str, int], ...] = ()
 
     def __getattr__(self, name: str) -> int:
-        if not name.startswith("_"):
-            for key, value in self.sizes + self.attributes:
-                if key == name:
-                    return value
-        raise AttributeError(f"{self.operation} has no size or attribute {name!r}")
+        # While a problem is unpickled it has no fields yet: asking for them would come here again.
+        fields = vars(self)
+        named: tuple[tuple[str, int], ...]
+        named = (*fields.get("sizes", ()), *fields.get("attributes", ()))
+        for key, value in named:
+            if key == name:
+                return value
+        raise AttributeError(f"{fields.get('operation')} has no size or attribute {name!r}")
 
     @property
     def names(self) -> dict[str, int]:

@@ -39,5 +39,6 @@ def list_contenders(
         )
     if not contenders:
         problem = wanted.operation.text(wanted.problem)
-        raise NoValidConfig(f"nothing can run {wanted.operation.name} {problem}: {reasons}")
+        why = "; ".join(reasons)
+        raise NoValidConfig(f"nothing can run {wanted.operation.name} {problem}: {why}")
     return contenders

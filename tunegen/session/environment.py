@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tunegen import compiler, device, disasm, doctor
+from tunegen import compiler, device, disasm, doctor, store
 from tunegen.database import default_folder
 
 
@@ -24,5 +24,6 @@ def examine() -> tuple[doctor.Check, ...]:
         nvrtc_version=compiler.nvrtc_version,
         nvdisasm=disasm.find_nvdisasm,
         folders={"database": default_folder()},
+        files={"studies": store.default_path()},
         caches={"kernel cache": compiler.default_cache_dir()},
     )

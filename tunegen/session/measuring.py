@@ -17,8 +17,7 @@ from tunegen.model import CompiledKernel, Compiler, GpuInfo, Trial, TuningRecord
 from tunegen.runner.evaluator import GpuEvaluator, Spent
 from tunegen.runner.finals import Deciding, Finals
 from tunegen.runner.protocol import Opened, Policy
-from tunegen.runner.quarantine import Quarantine
-from tunegen.runner.station import Station, prepare_seconds
+from tunegen.runner.station import prepare_seconds
 from tunegen.session import gpu as gpus
 from tunegen.session.contenders import list_contenders
 from tunegen.session.records import find_exact
@@ -82,6 +81,10 @@ def measure(
     """
     with ExitStack() as stack:
         card = stack.enter_context(gpus.station(gpu))
+        # Loading torch takes seconds, in which a GPU is opened and configurations are ordered.
+        vendor, no_vendor = gpus.vendor_worker(gpu)
+        if vendor is not None:
+            stack.callback(vendor.kill)
         opened = card.open()
         wanted = dataclasses.replace(wanted, device=gpus.device_class(opened))
         _check(wanted, gpu, opened, how)
@@ -112,7 +115,21 @@ def measure(
             standing = _standing(database, wanted, past)
         finals = None
         if standing is None:
-            finals = _finals(stack, wanted, gpu, how, card, setup, seed, sets, kept)
+            finals = Finals(
+                station=card,
+                setup=setup,
+                problem=wanted.problem,
+                operation=wanted.operation,
+                device=wanted.device,
+                seed=seed + 1,  # inputs that the search has not seen
+                sets=sets,
+                policy=how.policy,
+                seconds=how.finals_seconds,
+                vendor=vendor,
+                no_vendor=no_vendor,
+                deterministic=how.deterministic,
+                quarantine=kept,
+            )
             flops = wanted.operation.flops(wanted.problem)
             request = setup(wanted.problem, inputs="normal", seed=seed, sets=sets)
             card.prepare(request, prepare_seconds(flops))
@@ -173,37 +190,6 @@ def _standing(database: Database, wanted: Request, past: Sequence[Trial]) -> Tun
         return None
     ours = any(t.spec == record.spec and dict(t.config) == record.config for t in past)
     return record if ours and "unfinished" not in record.measurement.details else None
-
-
-def _finals(
-    stack: ExitStack,
-    wanted: Request,
-    gpu: GpuInfo,
-    how: Measuring,
-    card: Station,
-    setup: ProblemSetup,
-    seed: int,
-    sets: int,
-    kept: Quarantine,
-) -> Finals:
-    vendor, no_vendor = gpus.vendor_worker(gpu)
-    if vendor is not None:
-        stack.callback(vendor.kill)
-    return Finals(
-        station=card,
-        setup=setup,
-        problem=wanted.problem,
-        operation=wanted.operation,
-        device=wanted.device,
-        seed=seed + 1,  # inputs that the search has not seen
-        sets=sets,
-        policy=how.policy,
-        seconds=how.finals_seconds,
-        vendor=vendor,
-        no_vendor=no_vendor,
-        deterministic=how.deterministic,
-        quarantine=kept,
-    )
 
 
 def _keep(study: Study, wanted: Request) -> Callable[[Trial, tuple[CompiledKernel, ...]], None]:

@@ -148,7 +148,8 @@ class Choices:
 
 def reproduce(wanted: Request, choices: Choices, *, measured: bool) -> str:
     """The command line that runs this tune again; a measured one begins a new study."""
-    words = ["tunegen", "tune", wanted.operation.name, "--arch", wanted.arch]
+    words = [*codegen.program_words(*wanted.specs), "tune", wanted.operation.name]
+    words += ["--arch", wanted.arch]
     if not measured:
         words += ["--chip", wanted.device.name]
     words += codegen.problem_words(wanted.operation, wanted.problem)

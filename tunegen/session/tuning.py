@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ def tune(
     layout: str | None = None,
     attributes: Mapping[str, int] | None = None,
     spec: str | None = None,
-    trials: int = tuner.DEFAULT_TRIALS,
+    trials: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
     evaluator: str = "auto",
@@ -82,8 +83,9 @@ def tune(
     ``arch`` is a capability ("sm_90"), by default that of the GPU that is there; ``chip`` names a
     device class of it. ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of
     that kind, else the performance model, whose times are predicted and marked so. ``trials`` and
-    ``seconds`` bound the search, the first one reached ends it. The same ``seed`` gives the same
-    trials. The record goes to the folder ``db``, or to the user's data directory.
+    ``seconds`` bound the search, the first one reached ends it; without ``trials`` a GPU makes
+    100 and the model 60. The same ``seed`` gives the same trials. The record goes to the folder
+    ``db``, or to the user's data directory.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
     Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
@@ -96,7 +98,7 @@ def tune(
     :class:`NoValidConfig` where constraints leave nothing, :class:`DeviceError` where a GPU was
     asked for and there is none, or it cannot be used.
     """
-    budget = tuner.Budget(trials, seconds)
+    budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds)
     how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage)
     search.check_choice(sampler, seed)
     ask = functools.partial(
@@ -104,8 +106,10 @@ def tune(
         spec=spec, specs=specs,
     )  # fmt: skip
     wanted, gpu = _resolve(ask, arch, chip, evaluator, device, shared)
+    if trials is None and gpu is None:
+        budget = dataclasses.replace(budget, trials=tuner.PREDICTED_TRIALS)
     choices = Choices(
-        spec=spec, trials=trials, seconds=seconds, seed=seed, evaluator=evaluator,
+        spec=spec, trials=budget.trials, seconds=seconds, seed=seed, evaluator=evaluator,
         sampler=sampler, policy=policy, deterministic=deterministic, shared=shared, device=device,
         finals_seconds=None if finals_seconds == FINALS_SECONDS else finals_seconds,
     )  # fmt: skip
@@ -182,6 +186,7 @@ class _Job:
         wanted = self.wanted
         ceilings = calibration.find(wanted.device)
         contenders = list_contenders(wanted, ceilings)
+        self.database.ensure_writable(wanted.arch, wanted.operation.name)
         judge = perfmodel.ModelEvaluator(wanted.device, ceilings)
         run = tuner.tune(
             wanted.problem,
@@ -209,6 +214,7 @@ class _Job:
 
     def measured(self, gpu: GpuInfo, how: Measuring) -> TuneResult:
         """On a GPU."""
+        self.database.ensure_writable(self.wanted.arch, self.wanted.operation.name)
         found = measure(
             self.wanted, gpu, how, budget=self.budget, seed=self.choices.seed,
             sampler=self.choices.sampler, nvrtc=compiler.NvrtcCompiler(self.cache),

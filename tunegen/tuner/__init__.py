@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop: ask, render, compile, evaluate, tell, until the budget is spent; then the finals."""
 
-from tunegen.tuner.budget import DEFAULT_TRIALS, Budget
+from tunegen.tuner.budget import DEFAULT_TRIALS, PREDICTED_TRIALS, Budget
 from tunegen.tuner.log import Progress, StopReason, TuneRun
 from tunegen.tuner.loop import LOOK_AHEAD, tune
 
 __all__ = [
     "DEFAULT_TRIALS",
     "LOOK_AHEAD",
+    "PREDICTED_TRIALS",
     "Budget",
     "Progress",
     "StopReason",

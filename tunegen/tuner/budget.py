@@ -9,7 +9,10 @@ from numbers import Integral
 
 from tunegen.errors import UsageError
 
+# The default number of trials where a GPU measures, and where the model predicts: that one has
+# ranked every configuration before the first trial, and a trial of it costs only compiling.
 DEFAULT_TRIALS = 100
+PREDICTED_TRIALS = 60
 
 
 @dataclass(frozen=True, slots=True)
