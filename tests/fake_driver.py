@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import hashlib
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunegen.device import driver
 from tunegen.device.driver import CudaError
@@ -22,6 +23,18 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
+class Described(NamedTuple):
+    """What a tensor map was encoded from."""
+
+    type: str
+    address: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: str
+    l2_promotion: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Launched:
     """One launch, its arguments in order."""
@@ -31,7 +44,7 @@ class Launched:
     block: tuple[int, int, int]
     shared_bytes: int
     stream: int
-    values: tuple[float, ...]
+    values: tuple[Any, ...]
     context: int
 
 
@@ -65,6 +78,7 @@ class FakeDriver:
         self.blocks: dict[int, Any] = {}
         self.functions: dict[int, str] = {}
         self.allowed: dict[str, int] = {}
+        self.encoded: dict[bytes, Described] = {}
         self._stack: list[int] = []
         self._handle = itertools.count(0x1000)
 
@@ -176,6 +190,30 @@ class FakeDriver:
     def cuEventDestroy(self, event):
         pass
 
+    # --- tensor maps -------------------------------------------------------------------------
+
+    def cuTensorMapEncodeTiled(
+        self, kind, rank, address, extents, strides, box, steps, interleave, swizzle, l2, fill
+    ):
+        assert (rank, rank - 1, rank) == (len(extents), len(strides), len(box))
+        assert [int(step) for step in steps] == [1] * rank
+        assert interleave.name == "CU_TENSOR_MAP_INTERLEAVE_NONE"
+        assert fill.name == "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE"
+        assert address % 16 == 0
+        content = hashlib.sha512(str(next(self._handle)).encode()).digest() * 2
+        self.encoded[content] = Described(
+            kind.name.removeprefix("CU_TENSOR_MAP_DATA_TYPE_"),
+            address,
+            tuple(map(int, extents)),
+            tuple(map(int, strides)),
+            tuple(map(int, box)),
+            swizzle.name.removeprefix("CU_TENSOR_MAP_SWIZZLE_"),
+            l2.name.removeprefix("CU_TENSOR_MAP_L2_PROMOTION_"),
+        )
+        encoded = self.api.CUtensorMap()
+        ctypes.memmove(encoded.getPtr(), content, 128)
+        return encoded
+
     # --- kernels -----------------------------------------------------------------------------
 
     def cuModuleLoadData(self, image):
@@ -214,14 +252,19 @@ class FakeDriver:
             config.sharedMemBytes,
             int(config.hStream),
             tuple(
-                _TYPES[kind].from_address(pointer).value
-                for kind, pointer in zip(types, pointers, strict=True)
+                self._value(kind, pointer) for kind, pointer in zip(types, pointers, strict=True)
             ),
             self.current,
         )
         self.launches.append(launched)
         if entry in self.kernels:
             self._run(launched, parameters)
+
+    def _value(self, kind: str, pointer: int) -> Any:
+        if kind == "tensor_map":
+            assert pointer % 64 == 0
+            return self.encoded[ctypes.string_at(pointer, 128)]
+        return _TYPES[kind].from_address(pointer).value
 
     def _run(self, launched: Launched, parameters: int) -> None:
         from emulator import build

@@ -17,7 +17,14 @@ import numpy as np
 
 from tunegen.device import CudaError
 from tunegen.errors import DeviceError
-from tunegen.model import CompiledKernel, DeviceClass, Launch, Resources, Telemetry
+from tunegen.model import (
+    CompiledKernel,
+    DeviceClass,
+    Launch,
+    LaunchPlan,
+    Resources,
+    Telemetry,
+)
 
 DEVICE = DeviceClass(
     name="fake", arch="sm_90", sm_count=4, l2_bytes=1 << 20, shared_bytes_per_sm=228 << 10,
@@ -213,7 +220,7 @@ class FakeLoaded:
     def bind(self, plan, operands, scalars, workspace=0) -> FakeCall:
         launches = []
         for launch in plan.launches:
-            values = _values(launch, operands, scalars, workspace)
+            values = _values(plan, launch, operands, scalars, workspace)
             launches.append((self._kernels[launch.kernel], launch, values))
         return FakeCall(self._gpu, launches)
 
@@ -289,8 +296,13 @@ class FakeMonitor:
         return Telemetry(sm_clock_mhz=1980, power_w=500.0, energy_mj=self.energy_mj())
 
 
-def _values(launch: Launch, operands, scalars, workspace: int) -> Values:
+def _values(plan: LaunchPlan, launch: Launch, operands, scalars, workspace: int) -> Values:
+    """A tensor map is where its tensor begins: there is no copy engine to take more of it."""
     values: Values = {}
+    begins = {
+        m.name: (workspace if m.in_workspace else operands[m.array]) + int(m.offset)
+        for m in plan.tensor_maps
+    }
     for argument in launch.arguments:
         match argument.type:
             case "pointer":
@@ -299,6 +311,8 @@ def _values(launch: Launch, operands, scalars, workspace: int) -> Values:
                 values[argument.name] = workspace + int(argument.value)
             case "int32" | "int64":
                 values[argument.name] = int(argument.value)
+            case "tensor_map":
+                values[argument.name] = begins[argument.name]
             case _:
                 values[argument.name] = scalars[argument.name]
     return values

@@ -24,6 +24,8 @@ def host_kernel(definition: KernelDefinition, arch: str = "sm_90", us: float = 1
     kernel = build.build_definition(definition, arch)
 
     def run(memory: Memory, launch: Launch, values: Values) -> None:
+        if launch.tensor_maps:
+            raise build.Unemulatable(f"{launch.kernel} takes tensor maps: there is no copy engine")
         signature = "".join(_LETTERS[argument.type] for argument in launch.arguments)
         assert signature == kernel.signature
         fault = kernel(

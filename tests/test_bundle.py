@@ -26,12 +26,15 @@ from tunegen.errors import BundleError, PlanError, UsageError
 from tunegen.kernels import matmul_naive
 from tunegen.model import (
     SM_COUNT,
+    Argument,
     CompiledKernel,
     DeviceIdentity,
     KernelImage,
+    LaunchPlan,
     Limit,
     Measurement,
     Resources,
+    TensorMap,
     TuningRecord,
 )
 from tunegen.perfmodel import default_chip
@@ -747,6 +750,74 @@ def test_an_empty_problem_launches_nothing(one):
     (entry,) = one.manifest.entries
     problem = matmul_naive.SPEC.operation.problem("0x96x128")
     assert one.plan(entry, problem.names).launches == ()
+
+
+A_MAP = {
+    "name": "a_map", "array": "A", "dtype": "fp32", "extents": ["K", "M"], "strides": ["4 * lda"],
+    "box": [32, 128], "swizzle": 128, "l2_promotion": 256, "offset": "16 * M",
+}  # fmt: skip
+
+
+def with_tensor_map(grid=None, **changes):
+    """The naive spec, with A through a tensor map."""
+    fields = {**A_MAP, **changes}
+    for name in ("extents", "strides", "box"):
+        fields[name] = tuple(fields[name])
+
+    def plan(config, problem, sizes):
+        (launch,) = matmul_naive.SPEC.plan(config, problem, sizes).launches
+        arguments = (Argument("a_map", "tensor_map"), *launch.arguments)
+        launch = replace(launch, arguments=arguments, grid=grid or launch.grid)
+        return LaunchPlan((launch,), tensor_maps=(TensorMap(**fields),))
+
+    return replace(matmul_naive.SPEC, plan=plan)
+
+
+def test_tensor_maps_are_shipped_as_formulas(tmp_path):
+    spec = with_tensor_map()
+    made, entry = opened(tmp_path / "out", entry_for(["sm_90"], spec=spec))
+    manifest = json.loads((made.folder / "manifest.json").read_text())
+    plan = manifest["entries"][0]["plan"]
+    assert plan["tensor_maps"] == [A_MAP]
+    first = {"name": "a_map", "type": "tensor_map", "value": 0}
+    assert plan["launches"][0]["arguments"][0] == first
+    schema = bundle.manifest_schema()
+    assert conforms(manifest, schema, schema)
+    problem = spec.operation.problem("100x64x72")
+    shipped = made.plan(entry, problem.names)
+    assert shipped == spec.bound_plan(choose(spec)[1], problem, default_chip("sm_90"))
+    assert shipped.tensor_maps[0].extents == (72, 100)
+    assert shipped.tensor_maps[0].strides == (4 * 72,)
+    assert shipped.tensor_maps[0].offset == 1600
+    with pytest.raises(PlanError, match="a_map has a stride of 292 bytes"):
+        made.plan(entry, spec.operation.problem("100x64x73").names)
+    with pytest.raises(BundleError, match="needs lda, which is not given"):
+        made.plan(entry, {name: n for name, n in problem.names.items() if name != "lda"})
+
+
+def test_the_schema_says_how_to_encode_a_tensor_map():
+    described = bundle.manifest_schema()["$defs"]["TensorMap"]["description"]
+    for word in ("cuTensorMapEncodeTiled", "globalAddress", "globalDim", "globalStrides", "boxDim",
+                 "swizzle", "l2_promotion", "elementStrides", "UINT16"):  # fmt: skip
+        assert word in described
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"array": "D"}, "tensor map a_map is of D, which is no operand"),
+        ({"name": "b_map"}, "matmul_naive takes the tensor map a_map, the plan has b_map"),
+        ({"swizzle": 100}, "tensor map a_map has swizzle 100"),
+        ({"extents": ["K", "P"]}, "it uses P"),
+        ({"array": "workspace"}, "into a workspace of 0"),
+        ({"box": ["M", 1]}, "box"),
+        # Of a persistent kernel with clusters, too.
+        ({"grid": (f"min(M, {SM_COUNT} / 16)", 1, 1), "name": "b_map"}, "the plan has b_map"),
+    ],
+)
+def test_tensor_maps_that_fit_nothing_are_refused(tmp_path, change, says):
+    with pytest.raises(BundleError, match=says):
+        opened(tmp_path / "out", entry_for(["sm_90"], spec=with_tensor_map(**change)))
 
 
 def test_limits_are_checked_before_anything_else(tmp_path):

@@ -51,8 +51,9 @@ PATIENCE_S = 60.0
 
 @pytest.mark.parametrize(
     "name",
-    ["device", "memory", "launches", "graphs", "times", "misfits", "fault", "no_context"],
-)
+    ["device", "memory", "launches", "tensor_maps", "graphs", "times", "misfits", "fault",
+     "no_context"],
+)  # fmt: skip
 def test_calls(name):
     problem = AXPY.operation.problem((1000,))
     (definition,) = REFERENCES["axpy"].kernels(EMPTY, problem)

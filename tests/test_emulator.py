@@ -26,6 +26,7 @@ from tunegen.model import (
     Limit,
     Operation,
     Space,
+    TensorMap,
     ceil_div,
     formula,
 )
@@ -353,6 +354,21 @@ def test_a_broken_pipeline_is_caught(tmp_path, buffers, asynchronous, change):
     with pytest.raises(emulator.WrongKernel) as caught:
         emulator.check(emulator.Case(broken, config, problem, DEVICE))
     assert caught.value.kind in ("wrong_value", "unset")
+
+
+def test_tensor_maps_are_refused(tmp_path):
+    spec = reverse_spec(tmp_path, REVERSE)
+
+    def plan(config, problem, sizes):
+        (launch,) = spec.plan(config, problem, sizes).launches
+        through_map = Argument("x_map", "tensor_map"), *launch.arguments[1:]
+        x_map = TensorMap("x_map", "X", "fp32", ("N",), (), (64,), 0, 0)
+        return LaunchPlan(
+            (dataclasses.replace(launch, arguments=through_map),), tensor_maps=(x_map,)
+        )
+
+    with pytest.raises(emulator.Unemulatable, match=r"reverse takes tensor maps \(x_map\)"):
+        check(dataclasses.replace(spec, plan=plan), 100)
 
 
 def test_inline_ptx_is_refused(tmp_path):

@@ -240,6 +240,7 @@ def streaming(blocks=10_000, threads=256, vectors=4):
     )  # fmt: skip
 
 
+UNITS = ("fp32", "fp64", "tensor16", "tensor64")
 WORK = st.builds(
     Work,
     blocks=st.integers(1, 1 << 22),
@@ -255,7 +256,7 @@ WORK = st.builds(
     inflight_bytes=st.integers(1, 1024),
     steps=st.integers(0, 1 << 16),
     overlap=st.floats(0, 1),
-    double_precision=st.booleans(),
+    unit=st.sampled_from(UNITS),
     extra_launches=st.integers(0, 2),
     extra_bytes=st.integers(0, 1 << 30),
     register_limit=st.integers(32, 255),
@@ -352,15 +353,19 @@ def test_the_whole_lies_between_its_largest_part_and_their_sum(work, chip):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(WORK, min_size=1, max_size=20), st.sampled_from(CHIPS), st.booleans())
-def test_columns_predict_what_numbers_predict(works, chip, double_precision):
-    works = [dataclasses.replace(work, double_precision=double_precision) for work in works]
+@given(
+    st.lists(WORK, min_size=1, max_size=20),
+    st.sampled_from(CHIPS),
+    st.sampled_from(UNITS),
+)
+def test_columns_predict_what_numbers_predict(works, chip, unit):
+    works = [dataclasses.replace(work, unit=unit) for work in works]
     columns = {
         field.name: np.array([getattr(work, field.name) for work in works])
         for field in dataclasses.fields(Work)
-        if field.name != "double_precision"
+        if field.name != "unit"
     }
-    column = predict_us(Work(**columns, double_precision=double_precision), chip)
+    column = predict_us(Work(**columns, unit=unit), chip)
     # Vector units may round a root differently in the last place.
     numbers = [predict_us(work, chip) for work in works]
     np.testing.assert_allclose(column, numbers, rtol=1e-12)

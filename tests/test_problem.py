@@ -192,4 +192,5 @@ def test_an_empty_output_needs_no_input(text, traffic):
 def test_problem_survives_pickling():
     problem = matmul.problem((2, 3, 4), dtype="bf16", layout="nt")
     again = pickle.loads(pickle.dumps(problem))
-    assert again == problem and again.lda == 4
+    assert again == problem
+    assert again.lda == 4

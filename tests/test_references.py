@@ -67,7 +67,7 @@ def test_every_operation_has_one():
         problem = spec.operation.problem()
         assert spec.space(problem, DEVICE).enumerate()[0] == spec.default(problem, DEVICE)
         work = spec.work(EMPTY, problem, DEVICE)
-        assert work.double_precision
+        assert work.unit == "fp64"
         assert work.blocks * work.threads > 0
 
 

@@ -13,13 +13,13 @@ import types
 
 import numpy as np
 import pytest
-from fake_driver import FakeDriver
+from fake_driver import Described, FakeDriver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tunegen import kernels
 from tunegen.device import driver
-from tunegen.errors import BundleError, DeviceError, PlanError, UsageError
+from tunegen.errors import DeviceError, PlanError, UsageError
 from tunegen.kernels import matmul_naive, matmul_simt, vector_add, vector_axpy, vector_fill
 from tunegen.model import (
     SM_COUNT,
@@ -964,6 +964,93 @@ def test_too_little_memory_for_a_workspace_names_both_sides(split, gpu):
     assert len(gpu.launches) == 2
 
 
+# --- tensor maps ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def boxes(load):
+    """x[N, 64] in fp16, and a padded copy of it, through two launches that share maps."""
+    maps = (
+        TensorMap("x_map", "x", "fp16", (64, "N"), (128,), (64, 8), 128, 256),
+        TensorMap("copy", "workspace", "fp16", (64, "N"), (256,), (64, 8), 0, 0, "16 * N"),
+    )
+    arguments = (
+        Argument("x_map", "tensor_map"), Argument("n", "int32", "N % 1000"),
+        Argument("copy", "tensor_map"), Argument("x", "pointer"),
+    )  # fmt: skip
+    launch = Launch("k", ("N % 1000", 1, 1), (32, 1, 1), arguments)
+    plan = LaunchPlan((launch, launch), "272 * N", tensor_maps=maps)
+    x = Operand("x", "fp16", "in", ("N", 64), (64, 1))
+    return load(Program("k", (x,), (), {"N": 1}, (), plan, (Image("k", "tunegen_k", b""),)))
+
+
+def test_tensor_maps_describe_the_operands_of_the_call(boxes, gpu):
+    boxes.launch(x=0x100, sizes={"N": 20})
+    (work,) = gpu.blocks
+    (first, second) = gpu.launches
+    assert first.values == second.values
+    x_map, n, copy, x = first.values
+    assert (n, x) == (20, 0x100)
+    assert x_map == Described("UINT16", 0x100, (64, 20), (128,), (64, 8), "128B", "L2_256B")
+    assert copy == Described("UINT16", work + 320, (64, 20), (256,), (64, 8), "NONE", "NONE")
+    assert gpu.count("cuTensorMapEncodeTiled") == 2
+
+
+def test_tensor_maps_are_encoded_for_new_addresses_only(boxes, gpu):
+    def encoded(x, n=20, **more) -> int:
+        before = gpu.count("cuTensorMapEncodeTiled")
+        boxes.launch(x=x, sizes={"N": n}, **more)
+        x_map, _, copy, _ = gpu.launches[-1].values
+        work = more.get("workspace") or next(reversed(gpu.blocks))
+        assert (x_map.address, copy.address) == (x, work + 16 * n)
+        assert x_map.extents == copy.extents == (64, n)
+        return gpu.count("cuTensorMapEncodeTiled") - before
+
+    assert encoded(0x100) == 2
+    assert encoded(0x100) == 0
+    assert encoded(0x200) == 1
+    assert encoded(0x100) == 0, "it is known from before"
+    assert encoded(0x100, workspace=0x10000) == 1
+    assert encoded(0x200, workspace=0x20000) == 1
+    assert encoded(0x300, workspace=0x30000) == 2
+    assert encoded(0x100, n=10) == 2
+    assert encoded(0x100, n=20, stream=7) == 1, "a stream has a workspace of its own"
+
+
+def test_threads_do_not_mix_their_tensor_maps(boxes, gpu):
+    def work(x) -> None:
+        for _ in range(30):
+            boxes.launch(x=x, sizes={"N": 20})
+
+    threads = [threading.Thread(target=work, args=(0x1000 * i,)) for i in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(x_map.address == x for x_map, _, _, x in (one.values for one in gpu.launches))
+    assert {one.values[-1] for one in gpu.launches} == {0x1000 * i for i in range(1, 5)}
+
+
+def test_an_address_that_no_tensor_map_can_have(boxes, gpu):
+    with pytest.raises(PlanError, match="x_map needs x at a multiple of 16 bytes: it is at 0x108"):
+        boxes.launch(x=0x108, sizes={"N": 20})
+    with pytest.raises(PlanError, match="x_map has an extent of 4294967297"):
+        boxes.launch(x=0x100, sizes={"N": 2**32 + 1})
+    assert not gpu.launches
+    boxes.launch(x=0x100, sizes={"N": 0})
+    assert not gpu.launches
+
+
+def test_a_tensor_map_that_the_driver_refuses(boxes, gpu):
+    gpu.refuse["cuTensorMapEncodeTiled"] = "CUDA_ERROR_NOT_SUPPORTED"
+    with pytest.raises(DeviceError, match=r"k on device 0.*cuTensorMapEncodeTiled: .*SUPPORTED"):
+        boxes.launch(x=0x100, sizes={"N": 20})
+    assert not gpu.launches
+    gpu.refuse.clear()
+    boxes.launch(x=0x100, sizes={"N": 20})
+    assert len(gpu.launches) == 2
+
+
 # --- contexts ------------------------------------------------------------------------------------
 
 
@@ -1047,15 +1134,6 @@ def test_a_launch_that_the_driver_refuses(axpy, gpu):
     gpu.refuse.clear()
     axpy.launch(**vectors())
     assert len(gpu.launches) == 1
-
-
-def test_tensor_maps_are_refused(load, gpu):
-    program = program_of(vector_axpy.SPEC)
-    maps = (TensorMap("m", "x", "fp32", ("N",), (), (256,), 0, 0),)
-    plan = dataclasses.replace(program.plan, tensor_maps=maps)
-    with pytest.raises(BundleError, match="needs tensor maps"):
-        load(dataclasses.replace(program, plan=plan))
-    assert not gpu.images
 
 
 def test_images_end_as_strings_do(load, gpu):

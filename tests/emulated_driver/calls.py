@@ -4,16 +4,25 @@ calls.py NAME IMAGE``. Each function below is one such thing, and asserts what c
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import sys
 import time
 
 import numpy as np
 import pytest
 
-from tunegen.device import CudaError, LoadedKernels, open_gpu
-from tunegen.device.driver import call
+from tunegen.device import CudaError, EncodedMap, LoadedKernels, open_gpu
+from tunegen.device.driver import bindings, call
 from tunegen.errors import DeviceError
-from tunegen.model import Argument, CompiledKernel, Launch, LaunchPlan, Resources
+from tunegen.model import (
+    Argument,
+    CompiledKernel,
+    Launch,
+    LaunchPlan,
+    Resources,
+    TensorMap,
+)
 
 MEMORY = 256 << 20
 
@@ -119,6 +128,35 @@ def launches(image: bytes) -> None:
     gpu.synchronize()  # none of that lost the context
     loaded.close()
     loaded.close()
+
+
+def tensor_maps(image: bytes) -> None:
+    gpu, _ = open_gpu(0)
+    x, work = gpu.allocate(1 << 20), gpu.allocate(1 << 20)
+    wide = TensorMap(
+        "x_map", "x", "bf16", (100, 2**32, 3), (208, 2**40 - 16), (64, 8, 1), 128, 256
+    )
+    flat = TensorMap("flat", "workspace", "fp64", (1000,), (), (256,), 0, 0, offset=48)
+    arguments = (Argument("x_map", "tensor_map"), Argument("flat", "tensor_map"))
+    launch = Launch("vector_reference", (1, 1, 1), (32, 1, 1), arguments)
+    bound = LaunchPlan((launch,), 1 << 20, tensor_maps=(wide, flat)).bind({})
+    call_ = gpu.load([kernel(image)]).bind(bound, {"x": x + 16}, {}, work)
+    (prepared,) = call_._launches
+    kinds = bindings().CUtensorMapDataType
+    for address, numbers in zip(
+        prepared.pointers,
+        (
+            (x + 16, 100, 2**32, 3, 0, 0, 208, 2**40 - 16, 0, 0, 64, 8, 1, 0, 0,
+             kinds.CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, 3, 3),
+            (work + 48, 1000, 0, 0, 0, 0, 0, 0, 0, 0, 256, 0, 0, 0, 0,
+             kinds.CU_TENSOR_MAP_DATA_TYPE_UINT64, 1, 0, 0),
+        ),
+        strict=True,
+    ):  # fmt: skip
+        assert address % 64 == 0
+        expected = struct.pack("=10Q5I4H20x", *map(int, numbers))
+        assert ctypes.string_at(address, 128) == expected
+    refused("CUDA_ERROR_INVALID_VALUE", lambda: EncodedMap(wide).place(x + 8))
 
 
 def graphs(image: bytes) -> None:

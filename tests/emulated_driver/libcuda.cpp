@@ -67,6 +67,15 @@ struct Attribute {  // CUlaunchAttribute
   unsigned cluster[16];
 };
 
+// What cuTensorMapEncodeTiled was given, in 128 bytes. The real ones are the driver's secret.
+struct TensorMap {
+  uint64_t address, extents[5], strides[4];
+  uint32_t box[5];
+  uint16_t type, rank, swizzle, promotion;
+  uint32_t unused[5];
+};
+static_assert(sizeof(TensorMap) == 128, "a CUtensorMap has 128 bytes");
+
 constexpr int kSharedLimit = 227 << 10;
 constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 constexpr size_t kMemoryBytes = 256 << 20;
@@ -230,6 +239,31 @@ int cuMemsetD8Async(Address to, unsigned char byte, size_t count, void* stream) 
     memset(reinterpret_cast<void*>(to), byte, count);
     return kSuccess;
   });
+}
+
+int cuTensorMapEncodeTiled(
+    TensorMap* map, unsigned type, unsigned rank, uint64_t address, const uint64_t* extents,
+    const uint64_t* strides, const uint32_t* box, const uint32_t* steps, unsigned interleave,
+    unsigned swizzle, unsigned promotion, unsigned fill) {
+  if (address % 16 || !rank || rank > 5 || interleave || fill) return kInvalidValue;
+  TensorMap made = {};
+  made.address = address;
+  made.type = type;
+  made.rank = rank;
+  made.swizzle = swizzle;
+  made.promotion = promotion;
+  for (unsigned i = 0; i < rank; ++i) {
+    if (!extents[i] || extents[i] > 1ull << 32 || !box[i] || box[i] > 256 || steps[i] != 1) {
+      return kInvalidValue;
+    }
+    made.extents[i] = extents[i];
+    made.box[i] = box[i];
+    if (i + 1 == rank) break;
+    if (strides[i] % 16 || strides[i] >= 1ull << 40) return kInvalidValue;
+    made.strides[i] = strides[i];
+  }
+  *map = made;
+  return kSuccess;
 }
 
 int cuModuleLoadData(void** module, const void* image) {

@@ -97,7 +97,8 @@ def run(
     spec, problem = case.spec, case.problem
     plan = spec.bound_plan(case.config, problem, case.device)
     if plan.tensor_maps:
-        raise Unemulatable(f"{spec.name} uses tensor maps")
+        names = ", ".join(m.name for m in plan.tensor_maps)
+        raise Unemulatable(f"{spec.name} takes tensor maps ({names}): there is no copy engine")
     for limit in spec.limits(case.config, problem):
         if not _is_of_address(case, limit) and not limit.holds(problem.names):
             raise case.wrong("plan", f"the limits demand {limit}")
@@ -172,12 +173,10 @@ class _Call:
             raise self.case.wrong(
                 "plan", f"{launch.kernel} asks for {launch.shared_bytes} shared bytes"
             )
-        if math.prod(launch.cluster) != 1:
-            raise Unemulatable(f"{launch.kernel} uses a cluster")
         fault = kernel(
             build.Launch(
                 build.Vec3(*launch.grid), build.Vec3(*launch.block),
-                launch.shared_bytes, seed, LIMIT_S,
+                launch.shared_bytes, seed, LIMIT_S, build.Vec3(*launch.cluster),
             ),
             [self._value(argument) for argument in launch.arguments],
         )  # fmt: skip

@@ -91,8 +91,11 @@ class Entry(_Part, frozen=True):
     ``problem`` names every size and attribute that formulas of the plan may use, with the values
     it was tuned for; the kernels serve every problem that meets ``limits``. Formulas are C (and
     Python, with ``/`` as ``//``) in 64-bit integers over these names and ``SM_COUNT``, the
-    device's number of multiprocessors. ``operands`` are the "pointer" arguments of the plan:
-    what a call does to each, its shape and its strides in elements. ``batch_axis`` is the size
+    device's number of multiprocessors; ``min(a, b)`` and ``max(a, b)`` are the only calls.
+    ``operands`` are the "pointer" arguments of the plan: what a call does to each, its shape and
+    its strides in elements. A "tensor_map" argument is 128 bytes by value, the CUtensorMap that
+    cuTensorMapEncodeTiled makes of the plan's tensor map of that name for the address of its
+    operand; see :class:`tunegen.model.TensorMap`. ``batch_axis`` is the size
     that counts as 1 where it is not given, or empty. A scalar that has the name of a 0 in
     ``problem`` has to be 0, one that has the name of another value must not be.
     """

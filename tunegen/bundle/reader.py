@@ -20,6 +20,9 @@ MANIFEST_FILE = "manifest.json"
 SUMS_FILE = "SHA256SUMS"
 LICENSE_FILE = "LICENSE"
 
+# Multiprocessors with which every plan launches something: the largest cluster has 16 blocks.
+_SMALL_DEVICE = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -139,7 +142,8 @@ class Bundle:
         ``sizes`` gives every name that limits and formulas use; ``sm_count``, the multiprocessors
         of the device, is needed where a formula names it. Raises
         :class:`BundleError` for a limit that does not hold or a size that is missing, and
-        :class:`tunegen.errors.PlanError` for a grid beyond CUDA's limits.
+        :class:`tunegen.errors.PlanError` for a grid beyond CUDA's limits or a tensor map that the
+        driver would refuse.
         """
         for limit in entry.limits:
             if not limit.holds(sizes):
@@ -262,8 +266,12 @@ def _contradiction(entry: Entry) -> str:
     for operand in entry.operands:
         if len(operand.shape) != len(operand.strides):
             return f"{operand.name} has {len(operand.shape)} axes, {len(operand.strides)} strides"
+    arrays = {operand.name for operand in entry.operands}
+    for tensor_map in entry.plan.tensor_maps:
+        if not tensor_map.in_workspace and tensor_map.array not in arrays:
+            return f"tensor map {tensor_map.name} is of {tensor_map.array}, which is no operand"
     try:
-        entry.plan.bind({**entry.problem, SM_COUNT: 1})
+        entry.plan.bind({**entry.problem, SM_COUNT: _SMALL_DEVICE})
         for operand in entry.operands:
             for extent in (*operand.shape, *operand.strides):
                 evaluate(extent, entry.problem)

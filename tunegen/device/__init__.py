@@ -9,8 +9,9 @@ from tunegen.device.driver import CudaError
 from tunegen.device.gpu import Gpu, Graph, Mark, open_gpu
 from tunegen.device.loading import Call, LoadedKernels
 from tunegen.device.telemetry import Monitor
+from tunegen.device.tensor_map import EncodedMap
 
 __all__ = [
-    "Call", "CudaError", "Gpu", "Graph", "LoadedKernels", "Mark", "Monitor", "find_gpus",
-    "open_gpu", "visible",
+    "Call", "CudaError", "EncodedMap", "Gpu", "Graph", "LoadedKernels", "Mark", "Monitor",
+    "find_gpus", "open_gpu", "visible",
 ]  # fmt: skip

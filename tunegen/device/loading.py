@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunegen.device.driver import CudaError, arch_of, bindings, call, driver_cuda
+from tunegen.device.tensor_map import EncodedMap
 from tunegen.errors import DeviceError
-from tunegen.model import CompiledKernel, Launch, LaunchPlan
+from tunegen.model import Argument, CompiledKernel, Launch, LaunchPlan
 
 _SCALARS: dict[str, Any] = {
     "pointer": ctypes.c_uint64,
@@ -78,13 +79,12 @@ class LoadedKernels:
         scalars: Mapping[str, float],
         workspace: int = 0,
     ) -> Call:
-        """A call with its arguments: a bound plan, addresses of operands, scalars by name."""
-        return Call(
-            [
-                _prepare(self._function(launch), launch, operands, scalars, workspace)
-                for launch in plan.launches
-            ]
-        )
+        """A call with its arguments: a bound plan, addresses of operands, scalars by name.
+
+        Raises :class:`CudaError` where a tensor map is refused.
+        """
+        values = _Values(plan, operands, scalars, workspace)
+        return Call([_prepare(self._function(launch), launch, values) for launch in plan.launches])
 
     def _function(self, launch: Launch) -> Any:
         """The kernel of a launch, allowed to use as much dynamic shared memory as it asks for:
@@ -134,28 +134,45 @@ class Call:
             )  # fmt: skip
 
 
-def _prepare(
-    function: Any,
-    launch: Launch,
-    operands: Mapping[str, int],
-    scalars: Mapping[str, float],
-    workspace: int,
-) -> _Prepared:
-    values = []
-    for argument in launch.arguments:
+class _Values:
+    """The values of one call's arguments, in host memory."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        operands: Mapping[str, int],
+        scalars: Mapping[str, float],
+        workspace: int,
+    ) -> None:
+        self._operands, self._scalars, self._workspace = operands, scalars, workspace
+        self._maps = {m.name: EncodedMap(m) for m in plan.tensor_maps}
+        for encoded in self._maps.values():
+            of = encoded.tensor_map
+            encoded.place(workspace if of.in_workspace else operands[of.array])
+
+    def place(self, argument: Argument) -> tuple[int, Any]:
+        """The host address of an argument's value, and what keeps it there."""
         match argument.type:
+            case "tensor_map":
+                encoded = self._maps[argument.name]
+                return encoded.address, encoded
             case "pointer":
-                value: float = operands[argument.name]
+                value: float = self._operands[argument.name]
             case "workspace":
-                value = workspace + int(argument.value)
+                value = self._workspace + int(argument.value)
             case "int32" | "int64":
                 value = int(argument.value)
-            case _:
-                value = scalars[argument.name]
-        values.append(_SCALARS[argument.type](value))
+            case "fp32" | "fp64":
+                value = self._scalars[argument.name]
+        cell = _SCALARS[argument.type](value)
+        return ctypes.addressof(cell), cell
+
+
+def _prepare(function: Any, launch: Launch, values: _Values) -> _Prepared:
+    placed = [values.place(argument) for argument in launch.arguments]
     # cuLaunchKernelEx takes the address of an array of the arguments' addresses.
-    pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
-    return _Prepared(function, launch_config(launch), pointers, tuple(values))
+    pointers = (ctypes.c_void_p * max(1, len(placed)))(*(address for address, _ in placed))
+    return _Prepared(function, launch_config(launch), pointers, tuple(kept for _, kept in placed))
 
 
 def launch_config(launch: Launch) -> Any:

@@ -22,6 +22,7 @@ from tunegen.model import (
 )
 
 INT32_MAX = 2**31 - 1
+ACCESS_BYTES = 16  # the widest load or store
 
 
 def attributes(sizes: Mapping[str, int], dtype: str, layout: str) -> dict[str, int]:
@@ -170,6 +171,14 @@ def arguments(p: Problem, s: Sizes) -> tuple[Argument, ...]:
         Argument("alpha", "fp64" if scalar == "fp64" else "fp32"),
         Argument("beta", "fp64" if scalar == "fp64" else "fp32"),
     )
+
+
+def alignment(p: Problem, row_elements: int) -> int:
+    """Elements that every row of an operand is aligned to, at most what one access takes."""
+    elements = min(p.align, ACCESS_BYTES) // p.element_bytes
+    while row_elements % elements:
+        elements //= 2
+    return elements
 
 
 def size_limits() -> tuple[Limit, ...]:

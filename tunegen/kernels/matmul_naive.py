@@ -98,7 +98,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         inflight_bytes=2 * 4 * element,
         steps=ceil_div(p.K, 4),
         overlap=0,
-        double_precision=p.dtype == "fp64",
+        unit="fp64" if p.dtype == "fp64" else "fp32",
     )
 
 

@@ -78,7 +78,7 @@ def _matmul_work(c: Point, p: Problem, d: object) -> Work:
         inflight_bytes=2 * _TILE * _TILE_K // _LANES**2 * p.element_bytes,
         steps=ceil_div(p.K, _TILE_K),
         overlap=0,
-        double_precision=True,
+        unit="fp64",
     )
 
 
@@ -134,7 +134,7 @@ def _vector(operation: Operation, out: str) -> KernelSpec:
             inflight_bytes=max(1, loads) * p.element_bytes,
             steps=elements,
             overlap=0,
-            double_precision=True,
+            unit="fp64",
         )
 
     return KernelSpec(

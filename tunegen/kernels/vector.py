@@ -228,7 +228,7 @@ def work(
         inflight_bytes=c.UNROLL * c.VECTOR_BYTES * loads if loads else traffic,
         steps=tiles_per_block,
         overlap=int(loads == 0),
-        double_precision=p.dtype == "fp64",
+        unit="fp64" if p.dtype == "fp64" else "fp32",
         register_limit=minimum(255, d.registers_per_sm // c.THREADS),
     )
 

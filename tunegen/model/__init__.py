@@ -4,7 +4,7 @@
 from tunegen.model.calibration import STREAM_WRITES, Calibration, Figure, StreamPoint
 from tunegen.model.contest import Contest, Figures, Standing, VendorRatio
 from tunegen.model.device_class import ARCHS, DeviceClass, capability, check_arch
-from tunegen.model.expr import Expr, ceil_div, evaluate, maximum, minimum
+from tunegen.model.expr import Expr, ceil_div, evaluate, formula, maximum, minimum
 from tunegen.model.gpu import FoundGpus, GpuInfo, Telemetry
 from tunegen.model.kernel import (
     SM_COUNT,
@@ -32,8 +32,6 @@ from tunegen.model.plan import (
     Launch,
     LaunchPlan,
     Limit,
-    TensorMap,
-    formula,
 )
 from tunegen.model.problem import (
     ACCUMULATOR,
@@ -57,6 +55,7 @@ from tunegen.model.space import (
     Space,
     parameters,
 )
+from tunegen.model.tensor_map import MAP_ALIGNMENT, TensorMap
 from tunegen.model.work import Work
 
 __all__ = [
@@ -64,6 +63,7 @@ __all__ = [
     "ARCHS",
     "DTYPE_BYTES",
     "GRID_LIMITS",
+    "MAP_ALIGNMENT",
     "ROUNDOFF",
     "SM_COUNT",
     "STREAM_WRITES",

@@ -19,7 +19,8 @@ import numpy as np
 class Expr:
     """An integer formula over named sizes. ``str`` gives C, which is valid Python but for ``/``.
 
-    All sizes are non-negative, so C's division and Python's ``//`` agree.
+    All sizes are non-negative, so C's division and Python's ``//`` agree. ``min(a, b)`` and
+    ``max(a, b)`` are Python's; C has to be given them.
 
     >>> str(ceil_div(Expr("M"), 128) * Expr("N"))
     '(M + 127) / 128 * N'
@@ -143,3 +144,8 @@ def evaluate(formula: int | str, sizes: Mapping[str, int]) -> int:
         return value(ast.parse(formula, mode="eval").body)
     except SyntaxError as error:
         raise ValueError(f"not a size formula: {formula!r}") from error
+
+
+def formula(value: int | Expr) -> int | str:
+    """A number as it is, an :class:`Expr` as text: what launches and arguments store."""
+    return str(value) if isinstance(value, Expr) else int(value)

@@ -112,7 +112,8 @@ class KernelSpec:
         """The launch plan of this very problem on a device, in numbers; no launches for an empty
         output.
 
-        Raises :class:`tunegen.errors.PlanError` for a grid beyond CUDA's limits.
+        Raises :class:`tunegen.errors.PlanError` for a grid beyond CUDA's limits or a tensor map
+        that the driver would refuse.
         """
         names = {**problem.names, SM_COUNT: device.sm_count}
         return self.symbolic_plan(config, problem).bind(names)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tunegen.errors import PlanError
-from tunegen.model.expr import Expr, evaluate
+from tunegen.model.expr import evaluate
+from tunegen.model.tensor_map import TensorMap
 
-ArgumentType = Literal["pointer", "workspace", "int32", "int64", "fp32", "fp64"]
+ArgumentType = Literal["pointer", "workspace", "tensor_map", "int32", "int64", "fp32", "fp64"]
 
 # CUDA's limits on a grid, the same for every capability from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -21,8 +22,8 @@ class Argument:
     """One kernel argument.
 
     "pointer" is the operand ``name``; "workspace" the plan's workspace at byte offset ``value``;
-    integers carry a formula as a :class:`Launch` does; "fp32" and "fp64" are the run-time scalar
-    ``name``, given by the caller.
+    "tensor_map" the plan's tensor map ``name``, by value; integers carry a formula as a
+    :class:`Launch` does; "fp32" and "fp64" are the run-time scalar ``name``, given by the caller.
     """
 
     name: str
@@ -35,7 +36,8 @@ class Launch:
     """One launch of a plan. Extents are numbers, or formulas over the problem's sizes and
     attributes and ``SM_COUNT``, the device's number of multiprocessors.
 
-    A launch whose grid comes out empty is not made: there is nothing to write.
+    A launch whose grid comes out empty is not made: there is nothing to write. ``cluster`` is for
+    kernels that do not fix their own with ``__cluster_dims__``.
     """
 
     kernel: str
@@ -45,22 +47,10 @@ class Launch:
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
 
-
-@dataclass(frozen=True, slots=True)
-class TensorMap:
-    """A TMA descriptor that a launch takes by value, over the operand ``array``.
-
-    Extents in elements, strides in bytes, innermost first, as the driver takes them.
-    """
-
-    name: str
-    array: str
-    dtype: str
-    extents: tuple[int | str, ...]
-    strides: tuple[int | str, ...]
-    box: tuple[int, ...]
-    swizzle: int
-    l2_promotion: int
+    @property
+    def tensor_maps(self) -> tuple[str, ...]:
+        """Names of the tensor maps that it takes."""
+        return tuple(a.name for a in self.arguments if a.type == "tensor_map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +67,12 @@ class LaunchPlan:
     tensor_maps: tuple[TensorMap, ...] = ()
 
     def bind(self, sizes: Mapping[str, int]) -> LaunchPlan:
-        """The plan with every formula evaluated; empty launches are left out. ``sizes`` are the
-        problem's sizes and attributes by name, and ``SM_COUNT`` where formulas name it.
+        """The plan with every formula evaluated; empty launches are left out, and tensor maps that
+        no other launch takes. ``sizes`` are the problem's sizes and attributes by name, and
+        ``SM_COUNT`` where formulas name it.
 
-        Raises :class:`PlanError` for a grid beyond CUDA's limits.
+        Raises :class:`PlanError` for a grid beyond CUDA's limits, and for a tensor map that is not
+        there, that the driver would refuse, or that ends outside of the workspace.
         """
         launches = []
         for launch in self.launches:
@@ -101,17 +93,30 @@ class LaunchPlan:
                     launch.shared_bytes, launch.cluster,
                 )
             )  # fmt: skip
-        maps = tuple(
-            TensorMap(
-                m.name, m.array, m.dtype,
-                tuple(evaluate(extent, sizes) for extent in m.extents),
-                tuple(evaluate(stride, sizes) for stride in m.strides),
-                m.box, m.swizzle, m.l2_promotion,
-            )
-            for m in self.tensor_maps
-        )  # fmt: skip
         workspace = evaluate(self.workspace_bytes, sizes) if launches else 0
+        maps = self._bound_maps(launches, workspace, sizes)
         return LaunchPlan(tuple(launches), workspace, self.workspace_init, maps)
+
+    def _bound_maps(
+        self, launches: Sequence[Launch], workspace_bytes: int, sizes: Mapping[str, int]
+    ) -> tuple[TensorMap, ...]:
+        """The maps that the launches take, in the plan's order."""
+        known = [tensor_map.name for tensor_map in self.tensor_maps]
+        if len(set(known)) < len(known):
+            raise PlanError(f"two tensor maps of a plan have one name: {', '.join(known)}")
+        taken = {name: launch.kernel for launch in launches for name in launch.tensor_maps}
+        for name, kernel in taken.items():
+            if name not in known:
+                has = ", ".join(known) or "none"
+                raise PlanError(f"{kernel} takes the tensor map {name}, the plan has {has}")
+        bound = [m.bind(sizes) for m in self.tensor_maps if m.name in taken]
+        for tensor_map in bound:
+            if tensor_map.in_workspace and tensor_map.end > workspace_bytes:
+                raise PlanError(
+                    f"tensor map {tensor_map.name} ends {tensor_map.end} bytes into a workspace "
+                    f"of {workspace_bytes}"
+                )
+        return tuple(bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +149,3 @@ class Limit:
         words = {"multiple_of": "a multiple of", "at_most": "at most", "at_least": "at least",
                  "equal": "equal to"}  # fmt: skip
         return f"{self.quantity} {words[self.rule]} {self.value}"
-
-
-def formula(value: int | Expr) -> int | str:
-    """A number as it is, an :class:`Expr` as text: what launches and arguments store."""
-    return str(value) if isinstance(value, Expr) else int(value)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tunegen.errors import UsageError, unknown
-from tunegen.model.expr import Expr
-from tunegen.model.plan import formula
+from tunegen.model.expr import Expr, formula
 
 # Bytes per element. The names are the ones used everywhere: CLI, Python, JSON and CUDA.
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}

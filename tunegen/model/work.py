@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 # A number for one configuration, or a column for many. NumPy broadcasts between the two.
 Count = Any
+
+Unit = Literal["fp32", "fp64", "tensor16", "tensor64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ class Work:
     """Dependent steps per block, in each of which it waits once for what it asked for."""
     overlap: Count
     """0 where a block computes only while no load of its own is in flight, 1 where always."""
-    double_precision: bool = False
-    """Whether ``fma`` runs at the fp64 rate."""
+    unit: Unit = "fp32"
+    """What does ``fma``: the CUDA cores at the rate of a type, or the tensor cores on 16-bit or
+    64-bit operands."""
     extra_launches: Count = 0
     """Launches besides the main one."""
     extra_bytes: Count = 0

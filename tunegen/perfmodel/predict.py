@@ -191,7 +191,13 @@ def _load(work: Work, device: DeviceClass, resources: Resources | None) -> _Load
     if resources is not None:
         shared_bytes = np.maximum(shared_bytes, resources.shared_bytes)
     instructions = work.instructions + spills
-    lanes = device.fp64_per_clock if work.double_precision else device.fp32_per_clock
+    rates = {
+        "fp32": device.fp32_per_clock,
+        "fp64": device.fp64_per_clock,
+        "tensor16": device.tensor16_per_clock,
+        "tensor64": device.tensor64_per_clock,
+    }
+    lanes = rates[work.unit] or device.fp32_per_clock
     return _Load(
         device=device,
         blocks=blocks,

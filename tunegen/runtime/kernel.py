@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tunegen.device import driver
-from tunegen.errors import BundleError, DeviceError, PlanError, UsageError, unknown
+from tunegen.errors import DeviceError, PlanError, UsageError, unknown
 from tunegen.model import SM_COUNT, Limit, evaluate
 from tunegen.runtime.arrays import View, read
 from tunegen.runtime.context import Context, refusals
@@ -41,8 +41,6 @@ class Kernel:
     """
 
     def __init__(self, program: Program, context: Context) -> None:
-        if program.plan.tensor_maps:
-            raise BundleError(f"{program.name} needs tensor maps", hint="a newer tunegen")
         self.program = program
         self.context = context
         self._lock = threading.Lock()

@@ -11,8 +11,9 @@ from typing import Any
 
 from tunegen.device import driver
 from tunegen.device.loading import launch_config
+from tunegen.device.tensor_map import EncodedMap
 from tunegen.errors import DeviceError, PlanError
-from tunegen.model import Launch, LaunchPlan
+from tunegen.model import MAP_ALIGNMENT, Launch, LaunchPlan
 from tunegen.runtime.context import Context, refusals
 from tunegen.runtime.program import Program
 
@@ -100,7 +101,7 @@ class Binding:
     """A plan bound to sizes, with the values that belong to these sizes filled in.
 
     ``needed`` says for every operand whether it has elements. ``workspace_bytes`` is 0 where no
-    workspace is used.
+    workspace is used. Tensor maps are encoded when an address is first seen.
     """
 
     def __init__(
@@ -112,18 +113,31 @@ class Binding:
     ) -> None:
         self.needed = tuple(needed)
         self.workspace_bytes = int(plan.workspace_bytes)
+        self._workspace = ctypes.c_uint64()
         self._workspaces: list[tuple[Any, int]] = []
+        self._maps = {m.name: EncodedMap(m) for m in plan.tensor_maps}
+        self._described = tuple(
+            (
+                self._maps[m.name],
+                self._workspace if m.in_workspace else arguments.cell(m.array, "pointer"),
+            )
+            for m in plan.tensor_maps
+        )
         self._stream = 0
         self.launches = tuple(
             self._prepare(launch, functions[launch.kernel], arguments) for launch in plan.launches
         )
 
     def place_workspace(self, address: int) -> None:
+        self._workspace.value = address
         for cell, offset in self._workspaces:
             cell.value = address + offset
 
     def submit(self, stream: int) -> None:
-        """Put every launch on ``stream``; raises :class:`tunegen.device.CudaError`."""
+        """Put every launch on ``stream``; raises :class:`tunegen.device.CudaError`, and
+        :class:`PlanError` for an address that no tensor map can have."""
+        for encoded, cell in self._described:
+            _place(encoded, cell.value)
         if stream != self._stream:
             for launch in self.launches:
                 launch.config.hStream = stream
@@ -132,8 +146,14 @@ class Binding:
             driver.call("cuLaunchKernelEx", launch.config, launch.function, launch.address, 0)
 
     def _prepare(self, launch: Launch, function: Any, arguments: Arguments) -> Prepared:
-        cells = []
+        kept: list[Any] = []
+        addresses = []
         for argument in launch.arguments:
+            if argument.type == "tensor_map":
+                encoded = self._maps[argument.name]
+                kept.append(encoded)
+                addresses.append(encoded.address)
+                continue
             value = int(argument.value)
             if argument.type == "workspace":
                 cell = ctypes.c_uint64()
@@ -144,7 +164,19 @@ class Binding:
                     raise PlanError(f"{argument.name} is {value}, more than {argument.type} holds")
             else:
                 cell = arguments.cell(argument.name, argument.type)
-            cells.append(cell)
-        pointers = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
-        address = ctypes.addressof(pointers) if cells else 0
-        return Prepared(function, launch_config(launch), address, (pointers, *cells))
+            kept.append(cell)
+            addresses.append(ctypes.addressof(cell))
+        pointers = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        address = ctypes.addressof(pointers) if addresses else 0
+        return Prepared(function, launch_config(launch), address, (pointers, *kept))
+
+
+def _place(encoded: EncodedMap, base: int) -> None:
+    if base % MAP_ALIGNMENT:
+        wanted = encoded.tensor_map
+        raise PlanError(
+            f"tensor map {wanted.name} needs {wanted.array} at a multiple of {MAP_ALIGNMENT} "
+            f"bytes: it is at {base:#x}",
+            hint="give an aligned copy",
+        )
+    encoded.place(base)

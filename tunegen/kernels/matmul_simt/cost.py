@@ -10,8 +10,6 @@ import numpy as np
 from tunegen.kernels.matmul_simt.derived import (
     SECTOR_BYTES,
     WARP,
-    accumulator_bytes,
-    accumulator_vector,
     along_k,
     grid,
     lanes,
@@ -25,6 +23,7 @@ from tunegen.kernels.matmul_simt.derived import (
     vector_c,
     vectors_of,
 )
+from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
 from tunegen.model import DeviceClass, Point, Problem, Work, maximum, minimum
 
 LINE_BYTES = 128  # what L1 looks up and shared memory delivers at once
@@ -86,7 +85,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         # A single buffer takes a second barrier, before it is overwritten.
         steps=k_tiles * (1 + (c.SHARED_BUFFERS == 1)) + 1,
         overlap=np.where((c.SHARED_BUFFERS == 0) & (c.REGISTER_BUFFERS == 1), 0, 1),
-        double_precision=p.dtype == "fp64",
+        unit="fp64" if p.dtype == "fp64" else "fp32",
         extra_launches=np.where(split, 1, 0),
         extra_bytes=np.where(split, partial_bytes + c_bytes, 0),
         register_limit=limit,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tunegen.kernels.matmul import alignment
+from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
 from tunegen.model import (
-    ACCUMULATOR,
-    DTYPE_BYTES,
     Point,
     Problem,
     ceil_div,
@@ -18,19 +18,8 @@ from tunegen.model import (
 )
 
 WARP = 32
-ACCESS_BYTES = 16  # the widest load or store
 SECTOR_BYTES = 32  # the least that global memory delivers
-REDUCE_THREADS = 256
 REGISTERS = 65536  # of a multiprocessor, on every architecture
-
-
-def accumulator_bytes(p: Problem) -> int:
-    return DTYPE_BYTES[ACCUMULATOR[p.dtype]]
-
-
-def accumulator_vector(p: Problem) -> int:
-    """Accumulators of one access."""
-    return ACCESS_BYTES // accumulator_bytes(p)
 
 
 def threads(c: Point) -> Any:
@@ -51,14 +40,6 @@ def strips(c: Point, p: Problem) -> tuple[Any, Any]:
 def along_k(p: Problem) -> tuple[bool, bool]:
     """Whether the rows of A and of B, as stored, run along K."""
     return p.layout[0] == "n", p.layout[1] == "t"
-
-
-def alignment(p: Problem, row_elements: int) -> int:
-    """Elements that every row of an operand is aligned to, at most what one access takes."""
-    elements = min(p.align, ACCESS_BYTES) // p.element_bytes
-    while row_elements % elements:
-        elements //= 2
-    return elements
 
 
 def share(c: Point) -> tuple[Any, Any]:
@@ -132,11 +113,6 @@ def blocks(c: Point, s: Any) -> Any:
     """Blocks for one slice of K of every matrix."""
     along_m, along_n = grid(c, s)
     return along_m * along_n * s.B
-
-
-def reduce_blocks(p: Problem, s: Any) -> Any:
-    """Blocks of the kernel that adds the partial sums, a vector of them a thread."""
-    return ceil_div(s.B * s.M * ceil_div(s.N, accumulator_vector(p)), REDUCE_THREADS)
 
 
 def tiles(c: Point, p: Problem) -> Any:

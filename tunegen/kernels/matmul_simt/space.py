@@ -7,14 +7,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from tunegen.kernels.matmul import ACCESS_BYTES
 from tunegen.kernels.matmul_simt.derived import (
-    ACCESS_BYTES,
     WARP,
     along_k,
     blocks,
     grid,
     lanes,
-    reduce_blocks,
     register_limit,
     registers_needed,
     share,
@@ -23,6 +22,7 @@ from tunegen.kernels.matmul_simt.derived import (
     vector_c,
     vectors,
 )
+from tunegen.kernels.split_k import reduce_blocks
 from tunegen.model import (
     GRID_LIMITS,
     Config,

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of K for matmul specs: partial sums in the workspace, and the kernel that adds them up.
+
+The main kernel writes the bare sums of slice s at s times the size of all matrices; the reduction
+adds them in the order of the slices, so that the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunegen.kernels import matmul
+from tunegen.model import (
+    ACCUMULATOR,
+    DTYPE_BYTES,
+    Argument,
+    KernelDefinition,
+    Launch,
+    LaunchPlan,
+    Problem,
+    Sizes,
+    ceil_div,
+    formula,
+)
+
+REDUCE = "matmul_split_k_reduce"
+REDUCE_THREADS = 256
+
+_OF_REDUCE = ("C", "batch", "m", "n", "ldc", "batch_stride_c", "alpha", "beta")
+
+
+def accumulator_bytes(p: Problem) -> int:
+    return DTYPE_BYTES[ACCUMULATOR[p.dtype]]
+
+
+def accumulator_vector(p: Problem) -> int:
+    """Accumulators of one access."""
+    return matmul.ACCESS_BYTES // accumulator_bytes(p)
+
+
+def reduce_blocks(p: Problem, s: Any) -> Any:
+    """Blocks of the kernel that adds the partial sums, a vector of them a thread."""
+    return ceil_div(s.B * s.M * ceil_div(s.N, accumulator_vector(p)), REDUCE_THREADS)
+
+
+def reduce_kernel(p: Problem) -> KernelDefinition:
+    """What adds up the sums of the config's ``SPLIT_K`` slices, with the widest accesses that C's
+    rows allow."""
+    constants = {
+        "READS_C": p.beta,
+        "ALIGN_C": matmul.alignment(p, p.ldc),
+        "REDUCE_THREADS": REDUCE_THREADS,
+    }
+    return KernelDefinition(REDUCE, "matmul/split_k_reduce.cu.jinja", matmul.types(p), constants)
+
+
+def with_slices(main: Launch, slices: int, p: Problem, s: Sizes) -> LaunchPlan:
+    """The plan of a kernel that writes ``C`` where it has one slice: its partial sums go to the
+    workspace, rows padded to whole vectors and matrices back to back, and are added up."""
+    row = ceil_div(s.N, accumulator_vector(p)) * accumulator_vector(p)
+    partials = Argument("partials", "workspace")
+    own = {
+        "C": partials,
+        "ldc": Argument("ldc", "int64", formula(row)),
+        "batch_stride_c": Argument("batch_stride_c", "int64", formula(s.M * row)),
+    }
+    named = {argument.name: argument for argument in matmul.arguments(p, s)}
+    reduce = Launch(
+        REDUCE,
+        (formula(reduce_blocks(p, s)), 1, 1),
+        (REDUCE_THREADS, 1, 1),
+        (partials, *(named[name] for name in _OF_REDUCE)),
+    )
+    sliced = Launch(
+        main.kernel, main.grid, main.block,
+        tuple(own.get(a.name, a) for a in main.arguments), main.shared_bytes, main.cluster,
+    )  # fmt: skip
+    return LaunchPlan(
+        (sliced, reduce),
+        workspace_bytes=formula(s.B * s.M * row * (slices * accumulator_bytes(p))),
+    )
