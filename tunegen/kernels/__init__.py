@@ -12,6 +12,8 @@ from tunegen.errors import UsageError, unknown
 from tunegen.kernels import (
     matmul_naive,
     matmul_simt,
+    matmul_wgmma,
+    matmul_wgmma_padded,
     vector_add,
     vector_axpy,
     vector_copy,
@@ -20,6 +22,8 @@ from tunegen.kernels import (
 from tunegen.model import KernelSpec, Operation
 
 SPECS: tuple[KernelSpec, ...] = (
+    matmul_wgmma.SPEC,
+    matmul_wgmma_padded.SPEC,
     matmul_simt.SPEC,
     matmul_naive.SPEC,
     vector_fill.SPEC,

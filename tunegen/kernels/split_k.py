@@ -43,6 +43,16 @@ def reduce_blocks(p: Problem, s: Any) -> Any:
     return ceil_div(s.B * s.M * ceil_div(s.N, accumulator_vector(p)), REDUCE_THREADS)
 
 
+def row_length(p: Problem, s: Any) -> Any:
+    """Sums from one row to the next: whole vectors."""
+    return ceil_div(s.N, accumulator_vector(p)) * accumulator_vector(p)
+
+
+def partial_bytes(slices: int, p: Problem, s: Any) -> Any:
+    """Workspace for the sums of all slices, at its start."""
+    return s.B * s.M * row_length(p, s) * (slices * accumulator_bytes(p))
+
+
 def reduce_kernel(p: Problem) -> KernelDefinition:
     """What adds up the sums of the config's ``SPLIT_K`` slices, with the widest accesses that C's
     rows allow."""
@@ -57,7 +67,7 @@ def reduce_kernel(p: Problem) -> KernelDefinition:
 def with_slices(main: Launch, slices: int, p: Problem, s: Sizes) -> LaunchPlan:
     """The plan of a kernel that writes ``C`` where it has one slice: its partial sums go to the
     workspace, rows padded to whole vectors and matrices back to back, and are added up."""
-    row = ceil_div(s.N, accumulator_vector(p)) * accumulator_vector(p)
+    row = row_length(p, s)
     partials = Argument("partials", "workspace")
     own = {
         "C": partials,
@@ -77,5 +87,5 @@ def with_slices(main: Launch, slices: int, p: Problem, s: Sizes) -> LaunchPlan:
     )  # fmt: skip
     return LaunchPlan(
         (sliced, reduce),
-        workspace_bytes=formula(s.B * s.M * row * (slices * accumulator_bytes(p))),
+        workspace_bytes=formula(partial_bytes(slices, p, s)),
     )

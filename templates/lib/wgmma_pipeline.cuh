@@ -1,0 +1,162 @@
+/*# SPDX-License-Identifier: Apache-2.0 #*/
+// How operands get to the tensor cores: one thread has the copy engine fill a ring of stages, the
+// consumers multiply what is full and hand it back.
+
+// A place in the ring, and the parity of the round.
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ void skip(int stages) {
+    const int passed = stage + stages;
+    stage = passed % STAGES;
+    parity ^= passed / STAGES & 1;
+  }
+};
+
+// The steps of K of a slice, in blocks of BLOCK_K: slices are as even as they can be, some are
+// empty where K is short.
+struct Slice {
+  int first, count;
+
+  __device__ __forceinline__ Slice(int slice, int k) {
+    const int blocks = (k + BLOCK_K - 1) / BLOCK_K;
+    const int spare = blocks % SPLIT_K;
+    first = blocks / SPLIT_K * slice + (slice < spare ? slice : spare);
+    count = blocks / SPLIT_K + (slice < spare);
+  }
+};
+
+struct Stages {
+  unsigned left, right;  // operands of stage 0 in shared memory
+  unsigned full, empty;  // barriers of stage 0
+
+  __device__ __forceinline__ unsigned left_at(int stage) const { return left + stage * LEFT_BYTES; }
+  __device__ __forceinline__ unsigned right_at(int stage) const {
+    return right + stage * RIGHT_BYTES;
+  }
+  __device__ __forceinline__ unsigned full_at(int stage) const { return full + stage * 8; }
+  __device__ __forceinline__ unsigned empty_at(int stage) const { return empty + stage * 8; }
+};
+
+// Blocks of the cluster that want the same rows of an operand each bring a part of them, for all.
+struct Share {
+  int part;               // which one this block brings
+  unsigned short blocks;  // a bit for each of those that want it
+};
+
+__device__ __forceinline__ Share share_of_a(int rank) {
+  unsigned blocks = 0;
+#pragma unroll
+  for (int i = 0; i < CLUSTER_N; ++i) blocks |= 1u << (rank % CLUSTER_M + i * CLUSTER_M);
+  return {rank / CLUSTER_M, static_cast<unsigned short>(blocks)};
+}
+__device__ __forceinline__ Share share_of_b(int rank) {
+  const unsigned blocks = ((1u << CLUSTER_M) - 1) << rank / CLUSTER_M * CLUSTER_M;
+  return {rank % CLUSTER_M, static_cast<unsigned short>(blocks)};
+}
+
+// Brings ROWS of an operand from `row` and BLOCK_K steps from `k` on to shared memory.
+template <int ROWS, bool ACROSS, int SHARERS>
+__device__ __forceinline__ void load_operand(
+    unsigned target, const TensorMap& map, unsigned barrier, int row, int k, int matrix,
+    const Share& share) {
+  constexpr int BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64;
+  constexpr int HEIGHT = ACROSS ? BLOCK_K : ROWS;  // rows of 128 bytes of a box, shared out
+  constexpr int PART = HEIGHT / SHARERS;
+  const int start = (SHARERS > 1 ? share.part : 0) * PART;
+#pragma unroll
+  for (int i = 0; i < BOXES; ++i) {
+    const unsigned place = target + (i * HEIGHT + start) * 128;
+    const int x = (ACROSS ? row : k) + i * 64;
+    const int y = (ACROSS ? k : row) + start;
+    if constexpr (SHARERS > 1) {
+      load_box_multicast(place, map, barrier, x, y, matrix, share.blocks);
+    } else {
+      load_box(place, map, barrier, x, y, matrix);
+    }
+  }
+}
+
+// The producer's part of a tile. Its blocks of K follow those of the tile before in the ring.
+__device__ __forceinline__ void fill_stages(
+    const Stages& stages, Ring& ring, const TensorMap& left, const TensorMap& right,
+    const Tile& tile, const Slice& slice, int rank) {
+  const int left_row = SWAP_OPERANDS ? tile.col : tile.row;
+  const int right_row = SWAP_OPERANDS ? tile.row : tile.col;
+  const Share left_share = SWAP_OPERANDS ? share_of_b(rank) : share_of_a(rank);
+  const Share right_share = SWAP_OPERANDS ? share_of_a(rank) : share_of_b(rank);
+#pragma unroll 1
+  for (int i = 0; i < slice.count; ++i) {
+    const int k = (slice.first + i) * BLOCK_K;
+    const unsigned full = stages.full_at(ring.stage);
+    barrier_wait(stages.empty_at(ring.stage), ring.parity ^ 1);
+    barrier_expect(full, LEFT_BYTES + RIGHT_BYTES);
+    load_operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS>(
+        stages.left_at(ring.stage), left, full, left_row, k, tile.matrix, left_share);
+    load_operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS>(
+        stages.right_at(ring.stage), right, full, right_row, k, tile.matrix, right_share);
+    ring.advance();
+  }
+}
+
+// Hands a stage back to every block that has copied into it: one arrival a warp.
+__device__ __forceinline__ void release(const Stages& stages, int stage, int lane, int rank) {
+  const unsigned empty = stages.empty_at(stage);
+  if constexpr (CLUSTER == 1) {
+    if (lane == 0) barrier_arrive(empty);
+  } else {
+    const bool shares =
+        lane % CLUSTER_M == rank % CLUSTER_M || lane / CLUSTER_M == rank / CLUSTER_M;
+    if (lane < CLUSTER && shares) barrier_arrive_at(empty, lane);
+  }
+}
+
+// A consumer's sums: MMA_ROWS times 64 rows of the left operand by MMA_N of the right one.
+using Sums = fp32[MMA_ROWS][MMA_N / 2];
+
+// Multiplies the stages of one tile; `first_row` is the consumer's first row of the left operand.
+__device__ __forceinline__ void multiply_stages(
+    Sums& sums, const Stages& stages, Ring& ring, int blocks, int first_row, int lane, int rank) {
+  // Blocks of 64 rows are slabs across K, and follow each other in every 64 steps along K.
+  constexpr int LEFT_64 = LEFT_ACROSS ? BLOCK_K * 128 : 64 * 128;
+  const unsigned long long left =
+      operand_descriptor(stages.left + first_row / 64 * LEFT_64, LEFT_ACROSS, BLOCK_K * 128);
+  const unsigned long long right = operand_descriptor(stages.right, RIGHT_ACROSS, BLOCK_K * 128);
+  int previous = -1;
+#pragma unroll 1
+  for (int block = 0; block < blocks; ++block) {
+    barrier_wait(stages.full_at(ring.stage), ring.parity);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < BLOCK_K / 16; ++step) {
+      const int left_step = LEFT_ACROSS ? step * 2048 : step / 4 * LEFT_ROWS * 128 + step % 4 * 32;
+      const int right_step = RIGHT_ACROSS ? step * 2048 : step / 4 * MMA_N * 128 + step % 4 * 32;
+#pragma unroll
+      for (int i = 0; i < MMA_ROWS; ++i) {
+        wgmma(
+            sums[i], left + ((ring.stage * LEFT_BYTES + i * LEFT_64 + left_step) >> 4),
+            right + ((ring.stage * RIGHT_BYTES + right_step) >> 4), block + step);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<MMA_IN_FLIGHT>();
+    if constexpr (MMA_IN_FLIGHT == 0) {
+      release(stages, ring.stage, lane, rank);
+    } else {
+      if (previous >= 0) release(stages, previous, lane, rank);
+      previous = ring.stage;
+    }
+    ring.advance();
+  }
+  if constexpr (MMA_IN_FLIGHT > 0) {
+    wgmma_wait<0>();
+    if (previous >= 0) release(stages, previous, lane, rank);
+  }
+}

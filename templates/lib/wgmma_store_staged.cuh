@@ -1,0 +1,126 @@
+/*# SPDX-License-Identifier: Apache-2.0 #*/
+// The way of a consumer's sums to C where elements have two bytes: through shared memory, a portion
+// at a time, and from there by the copy engine, or by threads where rows of C have no 16 bytes.
+enum : int {
+  // A portion: rows and columns of C.
+  STAGED_ROWS = SWAP_OPERANDS ? STORE_COLUMNS : 64,
+  STAGED_COLS = SWAP_OPERANDS ? 64 : STORE_COLUMNS,
+  // Its columns lie in boxes whose rows are as wide as the swizzle.
+  BOX_COLS = STAGED_COLS % 64 == 0 ? 64
+  : STAGED_COLS % 32 == 0          ? 32
+                                   : 16,
+  BOX_BYTES = STAGED_ROWS * BOX_COLS * 2,
+};
+
+// Offset of an element of the portion: the copy engine's swizzle, under which eight rows of
+// 16 bytes lie in different banks.
+__device__ __forceinline__ int staged_offset(int row, int col) {
+  const int bytes = (row * BOX_COLS + col % BOX_COLS) * 2;
+  const int swizzle = (bytes >> 7 & (BOX_COLS / 8 - 1)) << 4;
+  return col / BOX_COLS * BOX_BYTES + (bytes ^ swizzle);
+}
+
+__device__ __forceinline__ unsigned pack(fp32 first, fp32 second) {
+  return convert<Output>(first).bits | static_cast<unsigned>(convert<Output>(second).bits) << 16;
+}
+
+// Writes four 8 x 8 matrices, transposed with SWAP_OPERANDS; a lane gives the address of one row.
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&rows)[4]) {
+  if constexpr (SWAP_OPERANDS) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3])
+        : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3])
+                 : "memory");
+  }
+}
+
+// Rounds the sums of a portion whose first element of C is (row, col), and stages them.
+__device__ __forceinline__ void stage_sums(
+    const fp32* sums, unsigned buffer, const Target& target, int row, int col) {
+  const int lane = target.thread % 32;
+#pragma unroll
+  for (int j = 0; j < STORE_COLUMNS / 2; j += 8) {
+    unsigned rows[4];
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      fp32 pair[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        pair[e] = target.scaled(sums[j + i + e]);
+        if constexpr (READS_C) {
+          const int down = row_of_sum(target.thread, j + i + e);
+          const int along = column_of_sum(target.thread, j + i + e);
+          const int r = row + (SWAP_OPERANDS ? along : down);
+          const int s = col + (SWAP_OPERANDS ? down : along);
+          if (r < target.m && s < target.n) {
+            pair[e] += target.beta * convert<fp32>(target.c[r * target.ldc + s]);
+          }
+        }
+      }
+      rows[i / 2] = pack(pair[0], pair[1]);
+    }
+    // Matrix i of the four: eight rows down with i % 2, eight columns along with i / 2.
+    const int matrix = lane / 8;
+    const int down = target.thread / 32 * 16 + matrix % 2 * 8;
+    const int along = j * 2 + matrix / 2 * 8;
+    store_matrices(
+        buffer + (SWAP_OPERANDS ? staged_offset(along + lane % 8, down)
+                                : staged_offset(down + lane % 8, along)),
+        rows);
+  }
+}
+
+// Writes a staged portion whose first element of C is (row, col): by the copy engine, in one
+// thread, or side by side along the rows, ALIGN_C elements at a time.
+__device__ __forceinline__ void store_portion(
+    const Target& target, const Staging& staging, int row, int col) {
+  if constexpr (TMA_STORE) {
+    if (target.thread != 0) return;
+#pragma unroll
+    for (int i = 0; i < STAGED_COLS / BOX_COLS; ++i) {
+      const unsigned box = staging.address + i * BOX_BYTES;
+      store_box(*staging.map, box, col + i * BOX_COLS, row, target.matrix);
+    }
+    store_commit();
+  } else {
+    constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
+    constexpr int PER_ROW = STAGED_COLS / WIDTH;
+#pragma unroll 4
+    for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
+      const int down = i / PER_ROW;
+      const int along = i % PER_ROW * WIDTH;
+      const int inside = row + down < target.m ? target.n - col - along : 0;
+      const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
+          staging.memory + staged_offset(down, along));
+      store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_tile(
+    const Sums& sums, const Target& target, const Staging& staging) {
+#pragma unroll
+  for (int i = 0; i < MMA_ROWS; ++i) {
+#pragma unroll
+    for (int j = 0; j < MMA_N; j += STORE_COLUMNS) {
+      const int row = target.row + (SWAP_OPERANDS ? j : i * 64);
+      const int col = target.col + (SWAP_OPERANDS ? i * 64 : j);
+      // The portion before has left shared memory.
+      if (TMA_STORE && target.thread == 0) store_wait_read<0>();
+      named_sync(staging.barrier, 128);
+      stage_sums(sums[i] + j / 2, staging.address, target, row, col);
+      if constexpr (TMA_STORE) fence_async_proxy();
+      named_sync(staging.barrier, 128);
+      store_portion(target, staging, row, col);
+    }
+  }
+}
+
+// Before shared memory goes away.
+__device__ __forceinline__ void finish_stores(const Target& target) {
+  if (TMA_STORE && target.thread == 0) store_wait_read<0>();
+}

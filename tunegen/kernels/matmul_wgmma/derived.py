@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derived quantities of matmul wgmma, as the template computes them, for a config or columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tunegen.model import Point, Problem, ceil_div, maximum
+
+WARPGROUP = 128
+ATOM = 64  # elements of a row of 128 bytes: what one swizzled box holds
+MAX_SHARED_BYTES = 232_448  # of a block, on sm_90
+
+# Registers of a consumer's thread by how many consumers there are, beside a producer with 24 or
+# 40: all of them share the 64 Ki that the block was launched with, as multiples of 8. A single
+# consumer leaves the registers as they are.
+CONSUMER_REGISTERS = {
+    (1, 24): 240,
+    (1, 40): 240,
+    (2, 24): 240,
+    (2, 40): 232,
+    (3, 24): 160,
+    (3, 40): 160,
+}
+
+# Sums of a thread that leave room for descriptors and addresses without spilling: compiled with
+# NVRTC 13.0, 208 of 240 registers do and 216 do not, 96 of 160 do and 128 do not.
+MOST_SUMS = 208
+MOST_SUMS_OF_THREE = 96
+
+
+def across(p: Problem) -> tuple[bool, bool]:
+    """Whether the rows of A and of B, as stored, run across K."""
+    return p.layout[0] == "t", p.layout[1] == "n"
+
+
+def left_rows(c: Point) -> Any:
+    """Rows of the left operand per block: of A, or of B transposed."""
+    return np.where(c.SWAP_OPERANDS, c.BLOCK_N, c.BLOCK_M)
+
+
+def right_columns(c: Point) -> Any:
+    """Columns of the right operand per block, and per instruction."""
+    return np.where(c.SWAP_OPERANDS, c.BLOCK_M, c.BLOCK_N)
+
+
+def cluster(c: Point) -> Any:
+    return c.CLUSTER_M * c.CLUSTER_N
+
+
+def right_sharers(c: Point) -> Any:
+    """Blocks of a cluster that bring the right operand together."""
+    return np.where(c.SWAP_OPERANDS, c.CLUSTER_N, c.CLUSTER_M)
+
+
+def right_across(c: Point, p: Problem) -> Any:
+    a, b = across(p)
+    return np.where(c.SWAP_OPERANDS, a, b)
+
+
+def tile_consumers(c: Point) -> Any:
+    """Warpgroups that work on a tile together."""
+    return np.where(c.PINGPONG, 1, c.CONSUMERS)
+
+
+def sums(c: Point) -> Any:
+    """Sums of one thread."""
+    return left_rows(c) * right_columns(c) // (WARPGROUP * maximum(tile_consumers(c), 1))
+
+
+def stage_bytes(c: Point, p: Problem) -> Any:
+    right = right_columns(c)
+    padded = np.where(right_across(c, p), ceil_div(right, ATOM) * ATOM, right)
+    return (left_rows(c) + padded) * c.BLOCK_K * 2
+
+
+def store_columns(c: Point) -> Any:
+    """Columns of the right operand whose sums are staged in shared memory at once."""
+    return right_columns(c) // c.STORE_PARTS
+
+
+def box_columns(c: Point) -> Any:
+    """Columns of C per box that is stored: as wide as a swizzle that divides what is staged."""
+    columns = np.where(c.SWAP_OPERANDS, ATOM, store_columns(c))
+    return np.where(columns % 64 == 0, 64, np.where(columns % 32 == 0, 32, 16))
+
+
+def direct_store(c: Point) -> Any:
+    """Whether sums go to global memory from registers: elements of four bytes do."""
+    return c.SPLIT_K > 1
+
+
+def shared_bytes(c: Point, p: Problem) -> Any:
+    """Stages, staged sums, and two barriers a stage."""
+    staged = np.where(direct_store(c), 0, 64 * store_columns(c) * 2)
+    return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * staged
+
+
+def threads(c: Point) -> Any:
+    """A producer warpgroup and the consumers."""
+    return WARPGROUP * (1 + c.CONSUMERS)
+
+
+def groups(c: Point, s: Any) -> tuple[Any, Any]:
+    """Clusters of tiles along M and along N."""
+    return (
+        ceil_div(s.M, c.BLOCK_M * c.CLUSTER_M),
+        ceil_div(s.N, c.BLOCK_N * c.CLUSTER_N),
+    )
+
+
+def turns(c: Point, s: Any) -> Any:
+    """Clusters of tiles of all matrices and slices of K."""
+    along_m, along_n = groups(c, s)
+    return along_m * along_n * s.B * c.SPLIT_K
+
+
+def k_blocks(c: Point, p: Problem) -> Any:
+    """Blocks of K of the longest slice."""
+    return ceil_div(ceil_div(p.K, c.BLOCK_K), c.SPLIT_K)

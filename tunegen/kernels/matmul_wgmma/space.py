@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Space of matmul wgmma: parameters, constraints, and the configuration to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tunegen.kernels.matmul_wgmma.derived import (
+    MAX_SHARED_BYTES,
+    MOST_SUMS,
+    MOST_SUMS_OF_THREE,
+    cluster,
+    groups,
+    k_blocks,
+    left_rows,
+    right_across,
+    right_columns,
+    right_sharers,
+    shared_bytes,
+    stage_bytes,
+    sums,
+    tile_consumers,
+    turns,
+)
+from tunegen.model import (
+    Config,
+    Constraint,
+    DeviceClass,
+    Point,
+    Problem,
+    Space,
+    ceil_div,
+    maximum,
+    parameters,
+)
+
+TILES = tuple(range(16, 257, 16))
+
+
+def space(p: Problem, d: DeviceClass) -> Space:
+    return Space(
+        parameters(
+            (
+                ("SWAP_OPERANDS", (0, 1), "1: the rows of instructions are columns of C"),
+                ("BLOCK_M", TILES, "rows of C per tile"),
+                ("BLOCK_N", TILES, "columns of C per tile"),
+                ("CONSUMERS", (1, 2, 3), "warpgroups that multiply"),
+                ("PINGPONG", (0, 1), "1: consumers take turns, a tile each; 0: they share one"),
+                ("STORE_PARTS", (1, 2, 3, 4), "parts in which sums go through shared memory"),
+                ("BLOCK_K", (64, 128), "steps of K per stage"),
+                ("STAGES", (2, 3, 4, 5, 6, 7, 8), "stages of the ring in shared memory"),
+                ("CLUSTER_M", (1, 2), "tiles along M that share their part of B"),
+                ("CLUSTER_N", (1, 2), "tiles along N that share their part of A"),
+                ("SPLIT_K", (1, 2, 4, 8, 16), "slices of K, added up by a second kernel"),
+                ("RASTER_GROUP", (1, 2, 4, 8, 16), "rows of clusters that are walked together"),
+                ("RASTER_COLUMNS", (0, 1), "1: it is columns that are walked together"),
+                ("MMA_IN_FLIGHT", (0, 1), "products still running when a stage is handed back"),
+                ("PRODUCER_REGISTERS", (24, 40), "registers of a producer's thread"),
+                ("L2_PROMOTION", (0, 128, 256), "bytes that the copy engine fetches into L2"),
+            )
+        ),
+        (*structural_constraints(), *shared_constraints(p), *problem_constraints(p, d)),
+    )
+
+
+def structural_constraints() -> tuple[Constraint, ...]:
+    """Those that stand in the template as well, with the same words."""
+    return (
+        Constraint(
+            "each consumer of a tile has whole blocks of 64 rows of the left operand",
+            lambda c: left_rows(c) % (64 * tile_consumers(c)) == 0,
+        ),
+        Constraint("two consumers take turns", lambda c: (c.PINGPONG == 0) | (c.CONSUMERS == 2)),
+        Constraint(
+            "sums fit the registers that a consumer has",
+            lambda c: (
+                ((c.CONSUMERS < 3) & (sums(c) <= MOST_SUMS))
+                | ((c.CONSUMERS == 3) & (sums(c) <= MOST_SUMS_OF_THREE))
+            ),
+        ),
+        Constraint(
+            "sums are staged in parts of whole 16 columns",
+            lambda c: right_columns(c) % (16 * c.STORE_PARTS) == 0,
+        ),
+        Constraint(
+            "three consumers leave a producer 24 registers, one needs no change",
+            lambda c: (c.CONSUMERS == 2) | (c.PRODUCER_REGISTERS == 24),
+        ),
+        Constraint("a cluster has at most 2 blocks", lambda c: cluster(c) <= 2),
+        Constraint(
+            "sums of a slice go to C from registers, in one part",
+            lambda c: (c.SPLIT_K == 1) | (c.STORE_PARTS == 1),
+        ),
+    )
+
+
+def shared_constraints(p: Problem) -> tuple[Constraint, ...]:
+    """Structural ones that depend on the layout."""
+    return (
+        Constraint(
+            "blocks that share an operand bring whole groups of 8 rows",
+            lambda c: right_across(c, p) | (right_columns(c) % (8 * right_sharers(c)) == 0),
+        ),
+        Constraint(
+            "stages and staged sums fit shared memory",
+            lambda c: shared_bytes(c, p) <= MAX_SHARED_BYTES,
+        ),
+    )
+
+
+def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
+    def slices(c: Point) -> Any:
+        short = ceil_div(p.K, c.BLOCK_K) < 2 * c.SPLIT_K
+        return (c.SPLIT_K == 1) | (~short & (turns(c, p) * cluster(c) <= 2 * d.sm_count))
+
+    def raster(c: Point) -> Any:
+        along_m, along_n = groups(c, p)
+        waves = turns(c, p) * cluster(c) > d.sm_count
+        grouped = (c.RASTER_COLUMNS == 0) * along_m + (c.RASTER_COLUMNS == 1) * along_n
+        return (c.RASTER_GROUP == 1) & (c.RASTER_COLUMNS == 0) | (
+            (2 * grouped > c.RASTER_GROUP) & (along_m > 1) & (along_n > 1) & waves
+        )
+
+    return (
+        Constraint(
+            "a tile is at most twice as high as C",
+            lambda c: maximum(64, 2 * p.M) >= c.BLOCK_M,
+            structural=False,
+        ),
+        Constraint(
+            "a tile is at most twice as wide as C",
+            lambda c: maximum(64, 2 * p.N) >= c.BLOCK_N,
+            structural=False,
+        ),
+        Constraint(
+            "operands are swapped where C has fewer rows than an instruction would",
+            lambda c: (c.SWAP_OPERANDS == 1) | (p.M > 32),
+            structural=False,
+        ),
+        Constraint(
+            "the ring has no more stages than K fills, beyond 3",
+            lambda c: maximum(3, k_blocks(c, p)) >= c.STAGES,
+            structural=False,
+        ),
+        Constraint(
+            "slices of K have two blocks at least, and are for C of few tiles",
+            slices,
+            structural=False,
+        ),
+        Constraint(
+            "the order of tiles matters where it differs and not all of them run at once",
+            raster,
+            structural=False,
+        ),
+    )
+
+
+# Tiles of C to start from, larger ones first: rows and columns, consumers, and whether they take
+# turns. Larger tiles move fewer bytes for each product.
+_TILES = (
+    (128, 256, 2, 0),
+    (128, 192, 2, 0),
+    (128, 128, 2, 1),
+    (64, 256, 2, 1),
+    (128, 64, 2, 0),
+    (64, 128, 1, 0),
+    (64, 64, 1, 0),
+)
+
+
+def default(p: Problem, d: DeviceClass) -> Config:
+    """Reasoned, not measured: of a few tiles the one whose waves fill the device best, operands
+    swapped where C has few rows, slices of K where it has few tiles."""
+    whole = space(p, d)
+    best = min(_candidates(p, d, whole), key=lambda found: found[0], default=None)
+    if best is not None:
+        return best[1]
+    return whole.enumerate().require(f"matmul wgmma on {d.arch}").config(0)
+
+
+def _candidates(p: Problem, d: DeviceClass, whole: Space) -> Iterator[tuple[float, Config]]:
+    swap = int(p.M <= 128)
+    needed = max(16, ceil_div(p.M if swap else p.N, 16) * 16)
+    for rows, columns, consumers, turns_taken in _TILES:
+        right = min(columns, needed)
+        for slices in (1, 2, 4, 8, 16):
+            config = _config(p, d, whole, (swap, rows, right, consumers, turns_taken), slices)
+            if config is not None:
+                yield _cost(config, p, d), config
+
+
+def _config(
+    p: Problem, d: DeviceClass, whole: Space, tile: tuple[int, int, int, int, int], slices: int
+) -> Config | None:
+    """The tile with as many stages as fit, and sums staged in as few parts as leave four."""
+    swap, left, right, consumers, turns_taken = tile
+    block_m, block_n = (right, left) if swap else (left, right)
+    values = {
+        "SWAP_OPERANDS": swap, "BLOCK_M": block_m, "BLOCK_N": block_n, "CONSUMERS": consumers,
+        "PINGPONG": turns_taken, "STORE_PARTS": 1, "BLOCK_K": 64, "STAGES": 2, "CLUSTER_M": 1,
+        "CLUSTER_N": 1, "SPLIT_K": slices, "RASTER_GROUP": 8, "RASTER_COLUMNS": 0,
+        "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
+        "L2_PROMOTION": 256,
+    }  # fmt: skip
+    depth = int(k_blocks(Config(values), p))
+    for parts in (1, 2, 4) if slices == 1 else (1,):
+        one = Config({**values, "STORE_PARTS": parts, "STAGES": 1})
+        stage = int(stage_bytes(one, p)) + 16
+        fitting = 1 + (MAX_SHARED_BYTES - int(shared_bytes(one, p))) // stage
+        stages = min(8, fitting, max(3, depth))
+        if stages < min(4, max(3, depth)):
+            continue
+        for raster in (8, 4, 1):
+            config = Config({**one, "STAGES": stages, "RASTER_GROUP": raster})
+            if not whole.violated(config):
+                return config
+    return None
+
+
+def _cost(c: Config, p: Problem, d: DeviceClass) -> float:
+    """Clocks, roughly: rounds of tiles, each bound by products or by shared memory, and the first
+    fetch, which costs as much as a few blocks of K."""
+    rounds = ceil_div(int(turns(c, p)), d.sm_count)
+    left, right = int(left_rows(c)), int(right_columns(c))
+    products = left * right * c.BLOCK_K / 2048
+    copies = c.BLOCK_K * 2 * (2 * left + right + right * (left // 64)) / 128
+    depth = int(k_blocks(c, p)) + 8
+    return float(rounds * max(products, copies) * depth * (1.1 if c.SPLIT_K > 1 else 1.0))
