@@ -25,17 +25,18 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// The address of the same place in block `rank` of the cluster.
+__device__ __forceinline__ unsigned remote_address(unsigned address, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
 // Arrives at the same barrier of block `rank` of the cluster. Spelled without .release.cluster,
 // which would put a fence of the whole device in front of every arrival.
 __device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank))
+               : "memory");
 }
 
 __device__ __forceinline__ bool barrier_try(unsigned barrier, unsigned parity) {

@@ -3,7 +3,8 @@
 // together; groups of RASTER_GROUP rows of clusters are walked column by column (columns and rows
 // change places with RASTER_COLUMNS), so that what runs at once shares rows and columns.
 struct Tile {
-  int matrix, slice, row, col;  // row and column of its first element
+  int matrix, slice;  // of K, among those that blocks of other clusters have
+  int row, col;       // of its first element
 };
 
 struct TileOrder {

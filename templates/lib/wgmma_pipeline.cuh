@@ -26,10 +26,11 @@ struct Slice {
   int first, count;
 
   __device__ __forceinline__ Slice(int slice, int k) {
+    constexpr int SLICES = SPLIT_K * CLUSTER_K;
     const int blocks = (k + BLOCK_K - 1) / BLOCK_K;
-    const int spare = blocks % SPLIT_K;
-    first = blocks / SPLIT_K * slice + (slice < spare ? slice : spare);
-    count = blocks / SPLIT_K + (slice < spare);
+    const int spare = blocks % SLICES;
+    first = blocks / SLICES * slice + (slice < spare ? slice : spare);
+    count = blocks / SLICES + (slice < spare);
   }
 };
 
@@ -109,12 +110,12 @@ __device__ __forceinline__ void fill_stages(
 // Hands a stage back to every block that has copied into it: one arrival a warp.
 __device__ __forceinline__ void release(const Stages& stages, int stage, int lane, int rank) {
   const unsigned empty = stages.empty_at(stage);
-  if constexpr (CLUSTER == 1) {
+  if constexpr (CLUSTER_M * CLUSTER_N == 1) {
     if (lane == 0) barrier_arrive(empty);
   } else {
     const bool shares =
         lane % CLUSTER_M == rank % CLUSTER_M || lane / CLUSTER_M == rank / CLUSTER_M;
-    if (lane < CLUSTER && shares) barrier_arrive_at(empty, lane);
+    if (lane < CLUSTER_M * CLUSTER_N && shares) barrier_arrive_at(empty, lane);
   }
 }
 

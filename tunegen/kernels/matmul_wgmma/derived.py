@@ -47,7 +47,8 @@ def right_columns(c: Point) -> Any:
 
 
 def cluster(c: Point) -> Any:
-    return c.CLUSTER_M * c.CLUSTER_N
+    """Blocks of a cluster."""
+    return c.CLUSTER_M * c.CLUSTER_N * c.CLUSTER_K
 
 
 def right_sharers(c: Point) -> Any:
@@ -93,9 +94,11 @@ def direct_store(c: Point) -> Any:
 
 
 def shared_bytes(c: Point, p: Problem) -> Any:
-    """Stages, staged sums, and two barriers a stage."""
+    """Stages, staged sums, what other blocks of the cluster send, and two barriers for each stage
+    and each consumer."""
     staged = np.where(direct_store(c), 0, 64 * store_columns(c) * 2)
-    return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * staged
+    sent = (c.CLUSTER_K - 1) * sums(c) * WARPGROUP * 4
+    return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * (staged + sent + 16)
 
 
 def threads(c: Point) -> Any:
@@ -118,5 +121,5 @@ def turns(c: Point, s: Any) -> Any:
 
 
 def k_blocks(c: Point, p: Problem) -> Any:
-    """Blocks of K of the longest slice."""
-    return ceil_div(ceil_div(p.K, c.BLOCK_K), c.SPLIT_K)
+    """Blocks of K that a block multiplies for a tile, at most."""
+    return ceil_div(ceil_div(p.K, c.BLOCK_K), c.SPLIT_K * c.CLUSTER_K)

@@ -59,7 +59,8 @@ def operands_in_place(p: Problem, s: Sizes) -> tuple[Stored, Stored]:
 
 def plan_over(operands: tuple[Stored, Stored], c: Config, p: Problem, s: Sizes) -> LaunchPlan:
     """The product of operands that the copy engine can read; a persistent grid takes the tiles."""
-    blocks = minimum(turns(c, s), getattr(s, SM_COUNT) // int(cluster(c))) * int(cluster(c))
+    size = int(cluster(c))
+    blocks = minimum(turns(c, s), (getattr(s, SM_COUNT) - c.SPARE_SMS) // size) * size
     maps = [_operand_map(which, operands[which], c, p, s) for which in (0, 1)]
     left, right = (maps[1], maps[0]) if c.SWAP_OPERANDS else (maps[0], maps[1])
     if stores_by_copy_engine(c, p):

@@ -52,9 +52,11 @@ def space(p: Problem, d: DeviceClass) -> Space:
                 ("STAGES", (2, 3, 4, 5, 6, 7, 8), "stages of the ring in shared memory"),
                 ("CLUSTER_M", (1, 2), "tiles along M that share their part of B"),
                 ("CLUSTER_N", (1, 2), "tiles along N that share their part of A"),
+                ("CLUSTER_K", (1, 2, 4, 8), "blocks of a cluster that share a tile's steps of K"),
                 ("SPLIT_K", (1, 2, 4, 8, 16), "slices of K, added up by a second kernel"),
                 ("RASTER_GROUP", (1, 2, 4, 8, 16), "rows of clusters that are walked together"),
                 ("RASTER_COLUMNS", (0, 1), "1: it is columns that are walked together"),
+                ("SPARE_SMS", (0, 4, 12), "multiprocessors that are left without a block"),
                 ("MMA_IN_FLIGHT", (0, 1), "products still running when a stage is handed back"),
                 ("PRODUCER_REGISTERS", (24, 40), "registers of a producer's thread"),
                 ("L2_PROMOTION", (0, 128, 256), "bytes that the copy engine fetches into L2"),
@@ -87,7 +89,10 @@ def structural_constraints() -> tuple[Constraint, ...]:
             "three consumers leave a producer 24 registers, one needs no change",
             lambda c: (c.CONSUMERS == 2) | (c.PRODUCER_REGISTERS == 24),
         ),
-        Constraint("a cluster has at most 2 blocks", lambda c: cluster(c) <= 2),
+        Constraint(
+            "a cluster shares an operand among 2 blocks, or K among 2, 4 or 8",
+            lambda c: (cluster(c) <= 2) | (c.CLUSTER_M * c.CLUSTER_N == 1),
+        ),
         Constraint(
             "sums of a slice go to C from registers, in one part",
             lambda c: (c.SPLIT_K == 1) | (c.STORE_PARTS == 1),
@@ -111,8 +116,9 @@ def shared_constraints(p: Problem) -> tuple[Constraint, ...]:
 
 def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
     def slices(c: Point) -> Any:
-        short = ceil_div(p.K, c.BLOCK_K) < 2 * c.SPLIT_K
-        return (c.SPLIT_K == 1) | (~short & (turns(c, p) * cluster(c) <= 2 * d.sm_count))
+        count = c.SPLIT_K * c.CLUSTER_K
+        short = ceil_div(p.K, c.BLOCK_K) < 2 * count
+        return (count == 1) | (~short & (turns(c, p) * cluster(c) <= 2 * d.sm_count))
 
     def raster(c: Point) -> Any:
         along_m, along_n = groups(c, p)
@@ -151,6 +157,17 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
         Constraint(
             "the order of tiles matters where it differs and not all of them run at once",
             raster,
+            structural=False,
+        ),
+        Constraint(
+            "multiprocessors are spared where all have tiles, and clusters of 4 and more fit",
+            lambda c: (
+                (c.SPARE_SMS == 0) & (cluster(c) <= 2)
+                | (c.SPARE_SMS > 0) & (turns(c, p) * cluster(c) > d.sm_count - c.SPARE_SMS)
+                | (cluster(c) > 2)
+                & (turns(c, p) * cluster(c) <= d.sm_count - 12)
+                & (c.SPARE_SMS == 0)
+            ),
             structural=False,
         ),
     )
@@ -199,7 +216,7 @@ def _config(
     values = {
         "SWAP_OPERANDS": swap, "BLOCK_M": block_m, "BLOCK_N": block_n, "CONSUMERS": consumers,
         "PINGPONG": turns_taken, "STORE_PARTS": 1, "BLOCK_K": 64, "STAGES": 2, "CLUSTER_M": 1,
-        "CLUSTER_N": 1, "SPLIT_K": slices, "RASTER_GROUP": 8, "RASTER_COLUMNS": 0,
+        "CLUSTER_N": 1, "CLUSTER_K": 1, "SPLIT_K": slices, "SPARE_SMS": 0, "RASTER_GROUP": 8, "RASTER_COLUMNS": 0,
         "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
         "L2_PROMOTION": 256,
     }  # fmt: skip
