@@ -157,7 +157,9 @@ REMOVED = {
     "three consumers leave a producer 24 registers, one needs no change": dict(
         CONSUMERS=3, BLOCK_M=192, BLOCK_N=96, STORE_PARTS=1
     ),
-    "a cluster has at most 2 blocks": dict(CLUSTER_M=2, CLUSTER_N=2),
+    "a cluster shares an operand among 2 blocks, or K among 2, 4 or 8": dict(
+        CLUSTER_M=2, CLUSTER_N=2
+    ),
     "sums of a slice go to C from registers, in one part": dict(SPLIT_K=2),
     "blocks that share an operand bring whole groups of 8 rows": None,  # 16s are always whole
     "stages and staged sums fit shared memory": dict(STAGES=5),

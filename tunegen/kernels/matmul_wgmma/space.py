@@ -54,12 +54,12 @@ def space(p: Problem, d: DeviceClass) -> Space:
                 ("CLUSTER_N", (1, 2), "tiles along N that share their part of A"),
                 ("CLUSTER_K", (1, 2, 4, 8), "blocks of a cluster that share a tile's steps of K"),
                 ("SPLIT_K", (1, 2, 4, 8, 16), "slices of K, added up by a second kernel"),
-                ("RASTER_GROUP", (1, 2, 4, 8, 16), "rows of clusters that are walked together"),
+                ("RASTER_GROUP", (1, 2, 4, 8), "rows of clusters that are walked together"),
                 ("RASTER_COLUMNS", (0, 1), "1: it is columns that are walked together"),
                 ("SPARE_SMS", (0, 4, 12), "multiprocessors that are left without a block"),
                 ("MMA_IN_FLIGHT", (0, 1), "products still running when a stage is handed back"),
                 ("PRODUCER_REGISTERS", (24, 40), "registers of a producer's thread"),
-                ("L2_PROMOTION", (0, 128, 256), "bytes that the copy engine fetches into L2"),
+                ("L2_PROMOTION", (128, 256), "bytes that the copy engine fetches into L2"),
             )
         ),
         (*structural_constraints(), *shared_constraints(p), *problem_constraints(p, d)),
@@ -216,7 +216,8 @@ def _config(
     values = {
         "SWAP_OPERANDS": swap, "BLOCK_M": block_m, "BLOCK_N": block_n, "CONSUMERS": consumers,
         "PINGPONG": turns_taken, "STORE_PARTS": 1, "BLOCK_K": 64, "STAGES": 2, "CLUSTER_M": 1,
-        "CLUSTER_N": 1, "CLUSTER_K": 1, "SPLIT_K": slices, "SPARE_SMS": 0, "RASTER_GROUP": 8, "RASTER_COLUMNS": 0,
+        "CLUSTER_N": 1, "CLUSTER_K": 1, "SPLIT_K": slices, "SPARE_SMS": 0,
+        "RASTER_GROUP": 8, "RASTER_COLUMNS": 0,
         "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
         "L2_PROMOTION": 256,
     }  # fmt: skip
