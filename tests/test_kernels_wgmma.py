@@ -128,13 +128,13 @@ def test_the_compiler_derives_what_python_does(slices):
         if slices == config.SPLIT_K:
             break
     source = render(SPEC, config, p, "sm_90")[0]
+    used = "STAGES * (LEFT_BYTES + RIGHT_BYTES + 16) + CONSUMERS * (STORE_BYTES + 16)"
     equal = {
         "THREADS": derived.threads(config),
         "LEFT_ROWS": derived.left_rows(config),
-        "STAGES * (LEFT_BYTES + RIGHT_BYTES + 16) + CONSUMERS * STORE_BYTES":
-            derived.shared_bytes(config, p),
+        f"{used} + INBOX_BYTES": derived.shared_bytes(config, p),
         "MMA_ROWS * MMA_N / 2": derived.sums(config),
-    }  # fmt: skip
+    }
     asserts = "".join(f'static_assert({a} == {int(b)}, "{a}");\n' for a, b in equal.items())
     with_asserts = type(source)(source.name, source.entry, source.text + asserts, "")
     NvrtcCompiler().compile(with_asserts, SPEC.target("sm_90"))
