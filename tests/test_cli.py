@@ -60,6 +60,7 @@ BAD = {
     "tune axpy --arch sm_90 --problem ''": (2, "malformed problem"),
     "tune matmul --arch sm_90 --attribute lda=1": (2, "less than a row"),
     "tune matmul --arch sm_90 --attribute ldx=1": (2, "known: lda, ldb"),
+    "tune matmul --arch sm_90 --attribute dtype=1": (2, "option of its own"),
     f"tune matmul --arch sm_90 --attribute lda={2**62}": (2, "2^62 or more"),
     f"tune matmul --arch sm_90 --attribute lda={2**61}": (2, "addresses end at 2^63"),
     f"tune matmul --arch sm_90 --attribute lda={'9' * 4000}": (2, "[...]"),

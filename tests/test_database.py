@@ -764,6 +764,22 @@ def test_a_sound_database_has_no_findings(db):
     assert check(db) == []
 
 
+def test_amend_replaces_what_stands_there_and_nothing_else(db):
+    old, other = make_record(block_m=1), make_record(block_m=2)
+    new = replace(old, seed=old.seed + 1)
+    assert not db.amend(old, new)
+    assert stored(db) == []
+    for record in (old, other):
+        db.put(record)
+    assert db.amend(old, new)
+    assert stored(db) == [new, other]
+    assert not db.amend(old, replace(old, seed=old.seed + 2))
+    assert stored(db) == [new, other]
+    with pytest.raises(DatabaseError, match="impossible"):
+        db.amend(new, replace(new, trials=0))
+    assert stored(db) == [new, other]
+
+
 def test_check_asks_what_is_illegal_then_what_is_stale(db):
     illegal, stale, sound = (make_record(block_m=n) for n in (1, 2, 3))
     for record in (illegal, stale, sound):

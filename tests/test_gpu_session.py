@@ -372,6 +372,36 @@ def test_interrupted_finals_leave_the_search(tune, tmp_path):
     assert stored == {"search", "burst"}
 
 
+@pytest.mark.nvrtc
+def test_a_list_of_problems_beside_the_vendors_library(tune, tmp_path, monkeypatch):
+    script = {"shape": [4096], "noise": 0.002, "dice": 5, "vendor": {"us": 60.0}}
+    monkeypatch.setattr(gpu, "vendor_worker", lambda card: (scripted.worker(script), ""))
+    entries = [
+        {"name": "one", "group": "alone", "n": 4096},
+        {"name": "none", "group": "no", "n": 0},
+    ]
+    (tmp_path / "list.json").write_text(json.dumps({"faulty": entries}))
+    words = ("--shapes", str(tmp_path / "list.json"), "--trials", "4")
+    code, out, err = tune(*words, "--json")
+    assert code == 1
+    assert "tunegen: none: the output of faulty 0 is empty" in err
+    document = json.loads(out)
+    (result,) = document["results"]
+    ratio = result["vendor_ratio"]
+    assert ratio["low"] <= ratio["ratio"] == result["record"]["baseline_ratio"] <= ratio["high"]
+    us = result["record"]["measurement"]["median_us"]
+    assert ratio["ratio"] == pytest.approx(60.0 / us, rel=0.01)
+    assert document["geometric_means"]["groups"]["alone"]["problems"] == 1
+    # Where there is nothing left to do, the record that stands tells the same.
+    code, out, err = tune(*words)
+    assert code == 1
+    assert "nothing to do" in err
+    row = next(line for line in out.splitlines() if line.startswith("alone") and "one" in line)
+    assert f"{ratio['ratio']:.3f}  " in row
+    assert f"{ratio['low']:.3f} to {ratio['high']:.3f}" in row
+    assert f"vendor/ours {ratio['ratio']:.3f} (" in err
+
+
 TUNE = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -159,6 +159,8 @@ def _pairs(
     pairs = {}
     for text in values:
         name, _, number = text.partition("=")
+        if name.strip() in ("sizes", "dtype", "layout"):
+            raise UsageError(f"{parameter.opts[0]} {text!r}: that has an option of its own")
         try:
             pairs[name.strip()] = int(number)
         except ValueError:

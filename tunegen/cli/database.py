@@ -27,12 +27,14 @@ from tunegen.cli.common import (
 if TYPE_CHECKING:
     from tunegen.database import Database
     from tunegen.model import Operation, Problem, TuningRecord
+    from tunegen.session import Restamping
 
 EPILOG = """\b
 Examples:
   tunegen db list --arch sm_90
   tunegen db show matmul --arch sm_90 --problem 4096x4096x4096
   tunegen db check
+  tunegen db restamp
   tunegen db where
   tunegen db merge other_db/ --db my_db/
 """
@@ -40,7 +42,7 @@ Examples:
 
 @click.group(epilog=EPILOG)
 def db() -> None:
-    """List, show, check and merge tuning records."""
+    """List, show, check, re-stamp and merge tuning records."""
 
 
 def _open(folder: str | None) -> Database:
@@ -165,6 +167,63 @@ def check(settings: Settings, db: str | None, as_json: bool) -> int:
             click.echo(f"{finding.kind}: {finding.path}{which}: {finding.reason}")
         settings.note(counted(len(findings), "finding") if findings else "nothing wrong")
     return 3 if findings else 0
+
+
+@db.command(
+    epilog=examples(
+        "tunegen db restamp", "tunegen db restamp matmul axpy", "tunegen db restamp --db tuned_db/"
+    )
+)
+@click.argument("operations", nargs=-1)
+@db_option
+@json_option
+@pass_settings
+def restamp(settings: Settings, operations: tuple[str, ...], db: str | None, as_json: bool) -> int:
+    """Give stale records whose code is as it was measured the digest of today's source.
+
+    Compiles the kernels of each stale record of the folder, for OPERATIONS or for all, and writes
+    nothing but that digest. Needs the NVRTC of the record. Exit code 3 if any record stays stale.
+    """
+    from tunegen import kernels, session
+
+    specs = settings.specs()
+    known = kernels.operations(specs)
+    done, left = [], 0
+    for result in session.restamp(operations, db=db, specs=specs):
+        done.append(result)
+        left += not result.restamped
+        if not as_json:
+            click.echo(_restamping(result, known.get(result.record.operation)))
+    folder = _open(db).user_folder
+    if as_json:
+        print_json(
+            {
+                "folder": folder,
+                "restamped": len(done) - left,
+                "stale": left,
+                "records": [
+                    {
+                        "restamped": result.restamped,
+                        "reason": result.reason,
+                        "hint": result.hint,
+                        "record": _document(result.record),
+                    }
+                    for result in done
+                ],
+            }
+        )
+    else:
+        counts = f"{len(done) - left:,} re-stamped, {left:,} still stale"
+        settings.note(f"{counts if done else 'no stale records'} in {folder}")
+    return 3 if left else 0
+
+
+def _restamping(result: Restamping, operation: Operation | None) -> str:
+    record = result.record
+    which = f"{record.operation} {record.spec} {_words(record.problem, operation)}"
+    state = "re-stamped" if result.restamped else "stale"
+    hint = f" ({result.hint})" if result.hint else ""
+    return f"{state}: {which} on {record.device.name} ({record.arch}): {result.reason}{hint}"
 
 
 @db.command(epilog=examples("tunegen db where", "tunegen db where --db my_db/"))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tunegen tune: search, show progress, report the winner."""
+"""tunegen tune: search, show progress, report the winners."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,10 +22,12 @@ from tunegen.cli.common import (
     problem_options,
     storage_option,
 )
+from tunegen.errors import TunegenError, UsageError
 
 if TYPE_CHECKING:
     from tunegen import tuner
     from tunegen.model import Trial
+    from tunegen.session import Shape, TuneResult
 
 EPILOG = """\b
 Examples:
@@ -31,6 +35,7 @@ Examples:
   tunegen tune matmul --problem 4096x4096x4096 --layout nt --dtype bf16 --evaluator gpu
   tunegen tune axpy --arch sm_80 --problem 2^24 --problem 2^28 --trials 40
   tunegen tune matmul --device 1 --policy sustained --finals-seconds 30 --fresh
+  tunegen tune matmul --shapes shapes.json --seconds 40
   tunegen tune matmul --arch sm_90 --seconds 20 --json
 """
 
@@ -71,9 +76,29 @@ def _gpu_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A problem that was to be tuned, and its result or why it has none."""
+
+    shape: Shape
+    result: TuneResult | None = None
+    failure: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.result is not None and self.result.run.stop_reason == "interrupted"
+
+
 @click.command(epilog=EPILOG)
 @click.argument("operation")
 @problem_options(several=True)
+@click.option(
+    "--shapes",
+    "shapes_file",
+    type=click.Path(),
+    metavar="FILE",
+    help="The problems that a JSON file lists for OPERATION, and a table by group at the end.",
+)
 @click.option("--trials", type=int, help="Configurations to try; 100 on a GPU, 60 by the model.")
 @click.option("--seconds", type=float, help="Stop searching after this long, if trials are left.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trials.")
@@ -93,7 +118,7 @@ def tune(
     /,
     operation: str,
     problems: tuple[str, ...],
-    db: str | None,
+    shapes_file: str | None,
     as_json: bool,
     sampler: str | None,
     **options: Any,
@@ -103,46 +128,103 @@ def tune(
     On a GPU, the best are verified and timed against the default and the vendor's library before
     one is recorded. Without a GPU the performance model stands in for it: times are predicted, the
     record says so and goes to the user's database only.
+
+    Several problems are tuned one after the other, each with --trials and --seconds of its own.
+    One that fails does not stop the others; the exit code is 1 then.
     """
     from tunegen import session
-    from tunegen.cli.tune_report import document, report
+    from tunegen.cli import tune_report
 
+    if shapes_file is not None and problems:
+        raise UsageError("--shapes and --problem exclude each other", hint="add it to the file")
     if sampler is not None:
         options["sampler"] = sampler
-    results = []
-    for problem in problems or (None,):
-        with _progress(settings, options["trials"], as_json) as on_event:
-            result = session.tune(
-                operation,
-                problem=problem,
-                db=db,
-                specs=settings.specs(),
-                on_event=on_event,
-                on_note=settings.note,
-                **options,
-            )
-        results.append(result)
-        if result.record.evidence == "predicted":
-            settings.note(
-                f"predicted: no GPU ran these kernels; times are the model's for "
-                f"{result.record.device.name}"
-            )
-        if not as_json:
-            report(result)
-        if result.run.stop_reason == "interrupted":
-            break
+    words = {name: options.pop(name) for name in ("dtype", "layout")}
+    options["specs"] = settings.specs()
+    how = {**words, "attributes": options["attributes"], "specs": options["specs"]}
+    listed = shapes_file is not None
+    if shapes_file is not None:
+        shapes = session.read_shapes(operation, shapes_file, **how)
+    else:
+        shapes = session.name_shapes(operation, problems, **how)
+    attempts: list[Attempt] = []
+    try:
+        for attempt in _attempts(settings, operation, shapes, options, listed=listed):
+            attempts.append(attempt)
+            if attempt.result is not None and not listed and not as_json:
+                tune_report.report(attempt.result)
+        interrupted = attempts[-1].interrupted
+    except KeyboardInterrupt:
+        if not attempts:
+            raise
+        interrupted = True
     if as_json:
-        print_json({"results": [document(result) for result in results]})
-    return 130 if results[-1].run.stop_reason == "interrupted" else 0
+        print_json(tune_report.documents(attempts, listed=listed))
+    elif listed:
+        tune_report.report_shapes(operation, attempts)
+    if interrupted:
+        if len(shapes) > 1:
+            settings.note(f"interrupted; {len(attempts)} of {len(shapes)} problems are above")
+        return 130
+    return 1 if any(attempt.failure for attempt in attempts) else 0
+
+
+def _attempts(
+    settings: Settings,
+    operation: str,
+    shapes: Sequence[Shape],
+    options: Mapping[str, Any],
+    *,
+    listed: bool,
+) -> Iterator[Attempt]:
+    """Tune one after the other. Ctrl-C in one that has a best so far ends with that."""
+    from tunegen import session
+    from tunegen.cli.tune_report import summary
+
+    told = ""
+    for number, shape in enumerate(shapes, 1):
+        if listed:
+            settings.note(f"[{number}/{len(shapes)}] {shape.name} {shape.text}")
+        try:
+            with _progress(settings, options["trials"], shape.name) as on_event:
+                result = session.tune(
+                    operation,
+                    problem=shape.sizes,
+                    dtype=shape.dtype,
+                    layout=shape.layout,
+                    on_event=on_event,
+                    on_note=settings.note,
+                    **options,
+                )
+        except UsageError:
+            raise
+        except TunegenError as error:
+            if len(shapes) == 1 and not listed:
+                raise
+            if settings.verbose:
+                traceback.print_exc()
+            click.echo(f"tunegen: {shape.name}: {' '.join(str(error).split())}", err=True)
+            yield Attempt(shape, failure=str(error))
+            continue
+        if result.record.evidence == "predicted" and told != result.record.device.name:
+            told = result.record.device.name
+            settings.note(f"predicted: no GPU ran these kernels; times are the model's for {told}")
+        if listed:
+            settings.note(f"{shape.name}: {summary(result)}")
+        attempt = Attempt(shape, result)
+        yield attempt
+        if attempt.interrupted:
+            return
 
 
 @contextmanager
-def _progress(settings: Settings, trials: int | None, as_json: bool) -> Iterator[Any]:
+def _progress(settings: Settings, trials: int | None, name: str) -> Iterator[Any]:
     """A progress bar on a terminal; nothing elsewhere."""
     screen = console(stderr=True)
     if settings.quiet or not screen.is_terminal:
         yield None
         return
+    from rich.markup import escape
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -158,13 +240,14 @@ def _progress(settings: Settings, trials: int | None, as_json: bool) -> Iterator
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("compiling", total=trials)
+        title = f"{escape(name)}  " if name else ""
+        task = bar.add_task(f"{title}compiling", total=trials)
 
         def on_event(trial: Trial, progress: tuner.Progress) -> None:
             best = duration(progress.best_us) if progress.best_us is not None else "none yet"
             done = progress.trials == progress.total
             bar.update(task, completed=progress.trials, total=progress.total,
-                       description=f"best {best}  {counts(progress.counts)}"
+                       description=f"{title}best {best}  {counts(progress.counts)}"
                                    + ("  finals" if done else ""))  # fmt: skip
 
         yield on_event

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tunegen.cli.common import duration, print_labelled, print_table, table
-from tunegen.cli.tune import counts
+from tunegen.cli.tune import Attempt, counts
 from tunegen.database import document as record_document
 
 if TYPE_CHECKING:
@@ -57,12 +59,16 @@ def _print_known(result: TuneResult) -> None:
     click.echo()
 
 
+def _problem(result: TuneResult) -> str:
+    """``4096x4096x4096 bf16 nt``."""
+    operation, problem = result.request.operation, result.request.problem
+    return " ".join(filter(None, (operation.text(problem), problem.dtype, problem.layout)))
+
+
 def _rows(result: TuneResult) -> Table:
     wanted, record, run = result.request, result.record, result.run
-    problem = wanted.operation.text(wanted.problem)
-    layout = f" {wanted.problem.layout}" if wanted.problem.layout else ""
     rows = table(
-        f"{wanted.operation.name} {problem} {wanted.problem.dtype}{layout} "
+        f"{wanted.operation.name} {_problem(result)} "
         f"on {record.device.name} ({record.arch}), {record.evidence}, "
         f"policy {record.measurement.policy}",
         "", ">time", ">95 %", ">of winner", ">rate", "config",
@@ -229,3 +235,126 @@ def document(result: TuneResult) -> dict[str, Any]:
         "contest": run.contest,
         "command": result.record.command,
     }
+
+
+# --- several problems ----------------------------------------------------------------------------
+
+
+def vendor_ratio(result: TuneResult) -> Mapping[str, float] | None:
+    """The time of the vendor's library over the winner's, ``ratio``, with ``low`` and ``high`` of
+    its interval; None where the record has none."""
+    found = result.record.measurement.details.get("vendor")
+    return {key: found[key] for key in ("ratio", "low", "high")} if found else None
+
+
+def floor_share(result: TuneResult) -> float:
+    """The floor over the winner's time."""
+    return result.floor.us / result.record.measurement.median_us
+
+
+def _ratio_cells(result: TuneResult) -> tuple[str, str]:
+    """The ratio to the vendor's library and its interval, or why there is none."""
+    found = vendor_ratio(result)
+    if found is not None:
+        return f"{found['ratio']:.3f}", f"{found['low']:.3f} to {found['high']:.3f}"
+    if result.record.evidence == "predicted":
+        return "predicted", ""
+    return "no finals" if "unfinished" in result.record.measurement.details else "no vendor", ""
+
+
+def summary(result: TuneResult) -> str:
+    """A result in one line, for progress."""
+    ratio, interval = _ratio_cells(result)
+    words = [
+        duration(result.record.measurement.median_us),
+        f"vendor/ours {ratio} ({interval})" if interval else ratio,
+        f"{floor_share(result):.0%} of the floor's rate",
+        f"{len(result.run.trials)} trials in {result.run.seconds:.1f} s",
+    ]
+    return ", ".join(words)
+
+
+def by_group(attempts: Sequence[Attempt]) -> dict[str, list[Attempt]]:
+    """Groups in the order of their first problems."""
+    groups: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        groups.setdefault(attempt.shape.group, []).append(attempt)
+    return groups
+
+
+def mean_ratio(attempts: Sequence[Attempt]) -> tuple[float, int] | None:
+    """The geometric mean of the ratios to the vendor's library, and of how many; None of none."""
+    found = [vendor_ratio(attempt.result) for attempt in attempts if attempt.result is not None]
+    ratios = [ratio["ratio"] for ratio in found if ratio is not None]
+    return (statistics.geometric_mean(ratios), len(ratios)) if ratios else None
+
+
+def report_shapes(operation: str, attempts: Sequence[Attempt]) -> None:
+    """Print one table of all problems by group, with the means of their ratios."""
+    from rich.markup import escape
+
+    records = [attempt.result.record for attempt in attempts if attempt.result is not None]
+    devices = dict.fromkeys(f"{record.device.name} ({record.arch})" for record in records)
+    rows = table(
+        f"{operation} on {', '.join(devices)}" if devices else operation,
+        "group", "name", "problem", ">time", ">vendor/ours", ">95 %", ">of floor", "spec",
+    )  # fmt: skip
+
+    def mean_row(group: str, found: tuple[float, int] | None) -> None:
+        if found is not None:
+            mean, count = found
+            rows.add_row(group, "", f"geometric mean of {count}", "", f"{mean:.3f}")
+
+    for group, members in by_group(attempts).items():
+        for attempt in members:
+            names = escape(group), escape(attempt.shape.name)
+            result = attempt.result
+            if result is None:
+                shape = attempt.shape
+                words = filter(None, (shape.text, shape.dtype, shape.layout))
+                rows.add_row(*names, " ".join(words), "failed")
+                continue
+            rows.add_row(
+                *names, _problem(result), duration(result.record.measurement.median_us),
+                *_ratio_cells(result), f"{floor_share(result):.0%}", result.record.spec,
+            )  # fmt: skip
+        mean_row(escape(group), mean_ratio(members))
+    mean_row("all", mean_ratio(attempts))
+    print_table(rows)
+
+
+def documents(attempts: Sequence[Attempt], *, listed: bool) -> dict[str, Any]:
+    """All of a call as one JSON document; ``listed`` for problems of a file, with their groups."""
+
+    def naming(attempt: Attempt) -> dict[str, str]:
+        return {"name": attempt.shape.name, "group": attempt.shape.group} if listed else {}
+
+    found: dict[str, Any] = {
+        "results": [
+            {
+                **naming(attempt),
+                **document(attempt.result),
+                "vendor_ratio": vendor_ratio(attempt.result),
+                "floor_share": floor_share(attempt.result),
+            }
+            for attempt in attempts
+            if attempt.result is not None
+        ],
+        "failures": [
+            {**naming(attempt), "problem": attempt.shape.text, "reason": attempt.failure}
+            for attempt in attempts
+            if attempt.failure
+        ],
+    }
+    if listed:
+        groups = by_group(attempts)
+        found["geometric_means"] = {
+            "groups": {group: _mean(members) for group, members in groups.items()},
+            "all": _mean(attempts),
+        }
+    return found
+
+
+def _mean(attempts: Sequence[Attempt]) -> dict[str, float] | None:
+    found = mean_ratio(attempts)
+    return None if found is None else {"vendor_ratio": found[0], "problems": found[1]}

@@ -130,6 +130,22 @@ class Database:
             files.replace(path, form.encode(stored.values()))
         return path
 
+    def amend(self, old: TuningRecord, new: TuningRecord) -> bool:
+        """Put ``new`` in the place of ``old``, of the same identity, in the user's layer.
+
+        False where ``old`` does not stand there as it is, since another process has written.
+        Raises as :meth:`put` does.
+        """
+        new = self._admit(new)
+        path = self._path(new)
+        with files.exclusive(path):
+            stored = self._stored(path)
+            if stored.get(new.identity) != old:
+                return False
+            stored[new.identity] = new
+            files.replace(path, form.encode(stored.values()))
+        return True
+
     def merge(self, folder: Path) -> MergeReport:
         """Add the records of another database folder to the user's layer.
 

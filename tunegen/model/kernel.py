@@ -70,9 +70,11 @@ class KernelSpec:
     one configuration or for columns of them; ``limits`` are the preconditions a record carries.
     ``refuses`` gives the reason why a problem or device is out of reach, or the empty string.
     ``suffix`` is the target suffix ("a") that the instructions used need, ``error_factor`` how
-    much more error than usual its results may have (see :meth:`tolerance`). ``template_root`` is
-    where its templates are and ``file`` the name of the file that defines it, when they are not
-    among the shipped ones.
+    much more error than usual its results may have (see :meth:`tolerance`). ``preferred_dtype``
+    is the dtype that the operation has by default where this spec does not refuse the problem in
+    it: that of the tensor cores, for one that uses them. ``template_root`` is where its templates
+    are and ``file`` the name of the file that defines it, when they are not among the shipped
+    ones.
     """
 
     name: str
@@ -89,6 +91,7 @@ class KernelSpec:
     template_root: Path | None = None
     file: str = ""
     error_factor: float = 1.0
+    preferred_dtype: str = ""
 
     def tolerance(self, problem: Problem) -> float:
         """The largest relative RMS error of a right result, against fp64:

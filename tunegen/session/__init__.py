@@ -10,6 +10,8 @@ from tunegen.session.inspection import Inspection, inspect
 from tunegen.session.listing import SpecListing, describe, overview
 from tunegen.session.records import check, find, legality, staleness
 from tunegen.session.resolve import Request, request
+from tunegen.session.restamping import Restamping, restamp
+from tunegen.session.shapes import Shape, name_shapes, read_shapes
 from tunegen.session.shipping import export
 from tunegen.session.studies import find_study, list_studies, open_study
 from tunegen.session.tuning import TuneResult, tune
@@ -21,6 +23,8 @@ __all__ = [
     "GpuListing",
     "Inspection",
     "Request",
+    "Restamping",
+    "Shape",
     "SpecListing",
     "TuneResult",
     "bench",
@@ -39,9 +43,12 @@ __all__ = [
     "legality",
     "list_gpus",
     "list_studies",
+    "name_shapes",
     "open_study",
     "overview",
+    "read_shapes",
     "request",
+    "restamp",
     "staleness",
     "tune",
 ]

@@ -19,7 +19,7 @@ from typing import Literal
 from tunegen import calibration, compiler, kernels, perfmodel
 from tunegen.database import Database
 from tunegen.errors import UsageError
-from tunegen.model import Config, Figure, GpuInfo, KernelSpec
+from tunegen.model import ARCHS, Config, Figure, GpuInfo, KernelSpec
 from tunegen.runner import rounds
 from tunegen.runner.process import Lost, Worker
 from tunegen.runner.protocol import (
@@ -147,19 +147,22 @@ def bench(
     """
     if not seconds > 0:
         raise UsageError(f"seconds={seconds} is no budget: it is a number above 0")
-    # Whatever the arch: the device takes its place once it is known.
-    wanted = [
-        request(
-            operation, arch="sm_90", problem=problem, dtype=dtype, layout=layout,
-            attributes=attributes, spec=spec, specs=specs,
-        )
-        for problem in problems
-    ]  # fmt: skip
-    for asked in wanted:
+
+    def ask(arch: str) -> list[Request]:
+        return [
+            request(
+                operation, arch=arch, problem=problem, dtype=dtype, layout=layout,
+                attributes=attributes, spec=spec, specs=specs,
+            )
+            for problem in problems
+        ]  # fmt: skip
+
+    for asked in ask(ARCHS[0]):  # what is wrong whatever the arch is said before a GPU is sought
         if not _bytes(asked, "out", "inout"):
             text = asked.operation.text(asked.problem)
             raise UsageError(f"{operation} {text} writes nothing: there is nothing to time")
     gpu = measuring_gpu(device, shared=shared)
+    wanted = ask(gpu.arch)
     kept = compiler.KernelCache(Path(cache) if cache else None)
     with ExitStack() as undo:
         library, no_vendor = vendor_worker(gpu) if vendor else (None, "it was not asked for")

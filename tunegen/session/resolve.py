@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,16 +59,36 @@ def request(
     spec: str | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
 ) -> Request:
-    """Check what the caller wrote. Raises :class:`UsageError` with the nearest valid names."""
+    """Check what the caller wrote. Raises :class:`UsageError` with the nearest valid names.
+
+    Without a ``dtype`` it is the one that the first spec prefers which takes the problem on this
+    device, see ``preferred_dtype`` of :class:`KernelSpec`; else the first of the operation.
+    """
     known = tuple(specs)
     found = kernels.operation(operation, known)
     sizes = problem if isinstance(problem, str | Mapping) or problem is None else tuple(problem)
-    return Request(
-        operation=found,
-        problem=found.problem(sizes, dtype=dtype, layout=layout, **(attributes or {})),
-        device=device_class(arch, chip),
-        specs=kernels.specs_of(operation, known, only=spec),
-    )
+
+    def ask(dtype: str | None) -> Problem:
+        return found.problem(sizes, dtype=dtype, layout=layout, **(attributes or {}))
+
+    asked = ask(dtype)
+    device = device_class(arch, chip)
+    chosen = kernels.specs_of(operation, known, only=spec)
+    if dtype is None:
+        asked = _preferred(ask, chosen, device) or asked
+    return Request(operation=found, problem=asked, device=device, specs=chosen)
+
+
+def _preferred(
+    ask: Callable[[str], Problem], specs: Sequence[KernelSpec], device: DeviceClass
+) -> Problem | None:
+    """The problem in the dtype of the first spec that prefers one and takes it."""
+    for spec in specs:
+        if spec.preferred_dtype:
+            problem = ask(spec.preferred_dtype)
+            if not spec.refuses(problem, device):
+                return problem
+    return None
 
 
 def device_class(arch: str | None, chip: str | None = None) -> DeviceClass:

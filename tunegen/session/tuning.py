@@ -81,11 +81,12 @@ def tune(
     """Search the configurations of an operation for one problem and record the winner.
 
     ``arch`` is a capability ("sm_90"), by default that of the GPU that is there; ``chip`` names a
-    device class of it. ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of
-    that kind, else the performance model, whose times are predicted and marked so. ``trials`` and
-    ``seconds`` bound the search, the first one reached ends it; without ``trials`` a GPU makes
-    100 and the model 60. The same ``seed`` gives the same trials. The record goes to the folder
-    ``db``, or to the user's data directory.
+    device class of it. Without a ``dtype`` it is the operation's default on that arch.
+    ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of that kind, else the
+    performance model, whose times are predicted and marked so. ``trials`` and ``seconds`` bound
+    the search, the first one reached ends it; without ``trials`` a GPU makes 100 and the model
+    60. The same ``seed`` gives the same trials. The record goes to the folder ``db``, or to the
+    user's data directory.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
     Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
