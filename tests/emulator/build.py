@@ -43,7 +43,7 @@ _DYNAMIC_SHARED = re.compile(
 
 
 class Unemulatable(Exception):
-    """A kernel uses what only a GPU has: inline PTX, tensor maps, clusters."""
+    """A kernel uses what only a GPU has: inline PTX, tensor maps."""
 
 
 class Vec3(ctypes.Structure):
@@ -64,6 +64,7 @@ class Launch(ctypes.Structure):
         ("shared_bytes", ctypes.c_uint),
         ("seed", ctypes.c_uint),
         ("limit_s", ctypes.c_uint),
+        ("cluster", Vec3),
     ]
 
 

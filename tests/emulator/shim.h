@@ -17,7 +17,8 @@
 // One block runs at a time, so a static variable is shared by exactly its threads. The section
 // lets the runtime poison them all between blocks.
 #define __shared__ static __attribute__((section("emulator_shared")))
-#define __syncthreads() emulator_barrier(__LINE__)
+#define __syncthreads() emulator_barrier(kBlock, __LINE__)
+#define __syncwarp() emulator_barrier(kWarp, __LINE__)
 
 using std::size_t;
 
@@ -35,6 +36,21 @@ inline unsigned __float_as_uint(float value) {
 }
 inline float __uint_as_float(unsigned bits) {
   return emulator_bit_cast<float>(bits);
+}
+
+// Of a whole warp.
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int lane_mask, int line = __builtin_LINE()) {
+  unsigned long long bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof value);
+  bits = emulator_exchange(bits, lane_mask, line);
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <typename T>
+void emulator_gather(const T* given, T (&all)[32], int line) {
+  emulator_gather_bytes(given, sizeof(T), all, line);
 }
 
 inline float cospi(float half_turns) {

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tunegen.errors import UsageError, unknown
 from tunegen.kernels import (
+    matmul_gemv,
+    matmul_mma,
     matmul_naive,
     matmul_simt,
     matmul_wgmma,
@@ -21,9 +23,12 @@ from tunegen.kernels import (
 )
 from tunegen.model import KernelSpec, Operation
 
+# The first spec of an operation that takes a problem gives the default configuration.
 SPECS: tuple[KernelSpec, ...] = (
+    matmul_gemv.SPEC,
     matmul_wgmma.SPEC,
     matmul_wgmma_padded.SPEC,
+    matmul_mma.SPEC,
     matmul_simt.SPEC,
     matmul_naive.SPEC,
     vector_fill.SPEC,

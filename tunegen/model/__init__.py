@@ -56,7 +56,7 @@ from tunegen.model.space import (
     parameters,
 )
 from tunegen.model.tensor_map import MAP_ALIGNMENT, TensorMap
-from tunegen.model.work import Work
+from tunegen.model.work import Unit, Work
 
 __all__ = [
     "ACCUMULATOR",
@@ -114,6 +114,7 @@ __all__ = [
     "Trial",
     "TuningRecord",
     "VendorRatio",
+    "Unit",
     "Work",
     "capability",
     "ceil_div",

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""matmul, spec mma: the tensor cores by a warp's instructions, for rows of any alignment."""
+
+from __future__ import annotations
+
+from tunegen.kernels import matmul, split_k
+from tunegen.kernels.matmul_mma.cost import work
+
+# --- derived quantities --------------------------------------------------------------------------
+from tunegen.kernels.matmul_mma.derived import alignments, blocks, shared_bytes, threads
+from tunegen.kernels.matmul_mma.space import default, space
+from tunegen.model import (
+    GRID_LIMITS,
+    Config,
+    DeviceClass,
+    KernelDefinition,
+    KernelSpec,
+    Launch,
+    LaunchPlan,
+    Limit,
+    Problem,
+    Sizes,
+    ceil_div,
+    formula,
+)
+
+# --- launch geometry -----------------------------------------------------------------------------
+
+
+def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
+    grid, block = (formula(blocks(c, s)), c.SPLIT_K, 1), (threads(c), 1, 1)
+    main = Launch("matmul_mma", grid, block, matmul.arguments(p, s), int(shared_bytes(c, p)))
+    return LaunchPlan((main,)) if c.SPLIT_K == 1 else split_k.with_slices(main, c.SPLIT_K, p, s)
+
+
+# --- arguments and preconditions -----------------------------------------------------------------
+
+# Rows and columns of the largest block that every element type has registers for on any device.
+LARGE_BLOCK = 128
+
+
+def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
+    align_a, align_b = alignments(p)
+    constants = {**matmul.constants(p), "ALIGN_A": align_a, "ALIGN_B": align_b}
+    if c.SPLIT_K == 1:
+        constants["ALIGN_C"] = matmul.alignment(p, p.ldc)
+    else:
+        constants |= {"ALIGN_C": split_k.accumulator_vector(p), "READS_C": 0}
+    main = KernelDefinition("matmul_mma", "matmul/mma.cu.jinja", matmul.types(p), constants)
+    return (main,) if c.SPLIT_K == 1 else (main, split_k.reduce_kernel(p))
+
+
+def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
+    """What accesses rely on: the alignment of every row. Batch strides are whole rows, so theirs
+    follows. Addresses are limited through ``align``: the batch has the name of an operand."""
+    a, b = alignments(p)
+    used = {"lda": a, "ldb": b, "ldc": matmul.alignment(p, p.ldc)}
+    widest = max(used.values())
+    return (
+        *matmul.size_limits(),
+        *(Limit(ld, "multiple_of", n) for ld, n in used.items() if n > 1),
+        *((Limit("align", "multiple_of", widest * p.element_bytes),) if widest > 1 else ()),
+    )
+
+
+def refuses(p: Problem, d: DeviceClass) -> str:
+    if d.capability < 80:
+        return f"mma needs asynchronous copies and the instructions of sm_80, not {d.arch}"
+    if p.dtype not in ("fp16", "bf16", "fp64"):
+        return f"mma multiplies fp16, bf16 and fp64, not {p.dtype}"
+    fewest = p.B * ceil_div(p.M, LARGE_BLOCK) * ceil_div(p.N, LARGE_BLOCK)
+    if fewest > GRID_LIMITS[0]:
+        return (
+            f"C has {fewest} blocks of {LARGE_BLOCK}x{LARGE_BLOCK}, "
+            f"a grid has at most {GRID_LIMITS[0]} of them in x"
+        )
+    return matmul.refuses(p)
+
+
+# --- spec ----------------------------------------------------------------------------------------
+
+SPEC = KernelSpec(
+    name="mma",
+    operation=matmul.OPERATION,
+    summary="the tensor cores by a warp's instructions, for rows of any alignment",
+    space=space,
+    default=default,
+    kernels=kernels,
+    plan=plan,
+    work=work,
+    limits=limits,
+    refuses=refuses,
+)
