@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from taken import taken
 
 from tunegen import kernels
 from tunegen.codegen import render
@@ -26,9 +27,10 @@ ARCH = "sm_90"
 
 
 def problems(spec):
-    """The operation's first dtype and layout, and its last ones with what is off by default."""
-    operation = spec.operation
-    yield operation.problem()
+    """Of what it takes the first dtype and layout, and the last ones with what is off by default."""
+    operation, device = spec.operation, default_chip(ARCH)
+    first = (taken(spec, device, dtype, operation.layouts[0]) for dtype in operation.dtypes)
+    yield next(problem for problem in first if problem is not None)
     odd = tuple(1000 + number for number in range(len(operation.axes)))
     layout = operation.layouts[-1] or None
     flags = {
@@ -36,7 +38,11 @@ def problems(spec):
         for name, value in operation.problem(odd, layout=layout).attributes
         if name == "beta" and value == 0
     }
-    yield operation.problem(odd, dtype=operation.dtypes[-1], layout=layout, **flags)
+    last = operation.problem(odd, dtype=operation.dtypes[-1], layout=layout, **flags)
+    if spec.refuses(last, device):
+        last = taken(spec, device, operation.dtypes[-1], layout, **flags)
+    if last is not None:
+        yield last
 
 
 def variants(spec, problem, device):
@@ -59,8 +65,6 @@ def sources():
     found = {}
     for spec in kernels.SPECS:
         for problem in problems(spec):
-            if spec.refuses(problem, device):
-                continue
             words = [spec.operation.name, spec.name, problem.dtype, problem.layout]
             for config in variants(spec, problem, device):
                 for source in render(spec, config, problem, ARCH):

@@ -33,12 +33,6 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-//% if IS_FP16
-#define WGMMA_TYPES "f32.f16.f16"
-//% else
-#define WGMMA_TYPES "f32.bf16.bf16"
-//% endif
-
 // sums = left * right + (accumulate ? sums : 0), over 16 steps of K.
 __device__ __forceinline__ void wgmma(
     fp32 (&sums)[MMA_N / 2], unsigned long long left, unsigned long long right, int accumulate) {
@@ -47,15 +41,15 @@ __device__ __forceinline__ void wgmma(
       "{\n"
       ".reg .pred accumulate;\n"
       "setp.ne.b32 accumulate, %${MMA_N // 2 + 2}, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n${MMA_N}k16." WGMMA_TYPES " {"
+      "wgmma.mma_async.sync.aligned.m64n${MMA_N}k16.f32.${'f16.f16' if IS_FP16 else 'bf16.bf16'} {"
       //% for group in range(0, MMA_N // 2, 4)
-      "%${group}, %${group + 1}, %${group + 2}, %${group + 3}${"" if loop.last else ", "}"
+      "%${group}, %${group + 1}, %${group + 2}, %${group + 3}${'' if loop.last else ', '}"
       //% endfor
       "}, %${MMA_N // 2}, %${MMA_N // 2 + 1}, accumulate, 1, 1, ${LEFT_ACROSS}, ${RIGHT_ACROSS};\n"
       "}"
       :
       //% for group in range(0, MMA_N // 2, 4)
-      "+f"(sums[${group}]), "+f"(sums[${group + 1}]), "+f"(sums[${group + 2}]), "+f"(sums[${group + 3}])${"" if loop.last else ","}
+      "+f"(sums[${group}]), "+f"(sums[${group + 1}]), "+f"(sums[${group + 2}]), "+f"(sums[${group + 3}])${'' if loop.last else ','}
       //% endfor
       : "l"(left), "l"(right), "r"(accumulate));
   // clang-format on

@@ -1,0 +1,972 @@
+// tunegen_matmul_wgmma: C = alpha * A B + beta * C, spec wgmma_padded, for sm_90a.
+// SPDX-License-Identifier: Apache-2.0
+// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=1 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 SPARE_SMS=0 RASTER_GROUP=1 RASTER_COLUMNS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=256
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype fp16 --layout nn --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=1 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param SPARE_SMS=0 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=256 --emit cuda
+
+// C = alpha * A B + beta * C on Hopper's tensor cores.
+//
+//   A is M x K, B is K x N, C is M x N, all row-major; a transposed operand is stored K x M or
+//   N x K. Blocks stay on their multiprocessor and take tiles of BLOCK_M x BLOCK_N of C in turn.
+//   One warp has the copy engine fill a ring of STAGES, each BLOCK_K steps of both operands;
+//   CONSUMERS warpgroups multiply them: together on one tile, a share of its rows each, or, with
+//   PINGPONG, in turns on a tile each, so that one multiplies while the other writes C.
+//
+//   Tensor cores take 64 rows of a left operand by up to 256 columns of a right one. The left is A
+//   and the right B, or with SWAP_OPERANDS the left is B and the right A, both transposed: then
+//   few rows of C cost few columns of an instruction. Blocks of a cluster share operands: each
+//   brings a part to all.
+//
+//      copy engine            left   right              tensor cores          stmatrix, copy engine
+//   A, B  ------->  stage 0  | 0 |  | 0 |  stage 1 ...  ----------->  sums  ---------------->  C
+//   ^ barrier `empty`                                   ^ barrier `full`
+
+// Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
+// arithmetic is done in fp32.
+using fp32 = float;
+using fp64 = double;
+struct alignas(2) fp16 {
+  unsigned short bits;
+};
+struct alignas(2) bf16 {
+  unsigned short bits;
+};
+
+template <typename To>
+__device__ __forceinline__ To convert(fp32 value) {
+  return static_cast<To>(value);
+}
+template <typename To>
+__device__ __forceinline__ To convert(fp64 value) {
+  return static_cast<To>(value);
+}
+template <typename To>
+__device__ __forceinline__ To convert(fp16 value) {
+  fp32 wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+  return static_cast<To>(wide);
+}
+template <typename To>
+__device__ __forceinline__ To convert(bf16 value) {
+  // bf16 is the upper half of fp32, so widening is a shift and NaN payloads survive.
+  return static_cast<To>(__uint_as_float(static_cast<unsigned>(value.bits) << 16));
+}
+template <>
+__device__ __forceinline__ fp16 convert<fp16>(fp32 value) {
+  fp16 narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+  return narrow;
+}
+template <>
+__device__ __forceinline__ bf16 convert<bf16>(fp32 value) {
+  bf16 narrow;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+#else
+  // Round to nearest even by hand; a NaN keeps its upper bits and is made quiet.
+  const unsigned bits = __float_as_uint(value);
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const unsigned rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  narrow.bits = static_cast<unsigned short>((is_nan ? bits | 0x400000u : rounded) >> 16);
+#endif
+  return narrow;
+}
+template <>
+__device__ __forceinline__ fp16 convert<fp16>(fp16 value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
+  return value;
+}
+
+using Output = fp16;
+enum : int {
+  SWAP_OPERANDS = 0,
+  BLOCK_M = 64,
+  BLOCK_N = 128,
+  CONSUMERS = 1,
+  PINGPONG = 0,
+  STORE_PARTS = 1,
+  BLOCK_K = 64,
+  STAGES = 8,
+  CLUSTER_M = 1,
+  CLUSTER_N = 1,
+  CLUSTER_K = 1,
+  SPLIT_K = 1,
+  SPARE_SMS = 0,
+  RASTER_GROUP = 1,
+  RASTER_COLUMNS = 0,
+  MMA_IN_FLIGHT = 1,
+  PRODUCER_REGISTERS = 24,
+  L2_PROMOTION = 256,
+  IS_FP16 = 1,
+  MMA_N = 128,
+  LEFT_ACROSS = 0,
+  RIGHT_ACROSS = 1,
+  CONSUMER_REGISTERS = 240,
+  STORE_COLUMNS = 128,
+  DIRECT_STORE = 0,
+  TMA_STORE = 0,
+  ALIGN_C = 1,
+  READS_C = 0,
+};
+
+// N elements that are loaded and stored in one access, so their address is a multiple of N.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T values[N];
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Vector<T, N> load_vector(const T* address) {
+  return *reinterpret_cast<const Vector<T, N>*>(address);
+}
+template <int N, typename T>
+__device__ __forceinline__ void store_vector(T* address, const Vector<T, N>& vector) {
+  *reinterpret_cast<Vector<T, N>*>(address) = vector;
+}
+
+// The first `left` of N elements, zeros for the rest; nothing beyond them is read.
+template <int N, typename T>
+__device__ __forceinline__ Vector<T, N> load_inside(const T* address, int left) {
+  if (left >= N) return load_vector<N>(address);
+  Vector<T, N> vector{};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (i < left) vector.values[i] = address[i];
+  }
+  return vector;
+}
+
+// Stores the first `left` of N elements.
+template <int N, typename T>
+__device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vector, int left) {
+  if (left >= N) {
+    store_vector(address, vector);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (i < left) address[i] = vector.values[i];
+  }
+}
+
+enum : int {
+  LEFT_ROWS = SWAP_OPERANDS ? BLOCK_N : BLOCK_M,
+  CLUSTER = CLUSTER_M * CLUSTER_N * CLUSTER_K,
+  LEFT_SHARERS = SWAP_OPERANDS ? CLUSTER_M : CLUSTER_N,
+  RIGHT_SHARERS = SWAP_OPERANDS ? CLUSTER_N : CLUSTER_M,
+  // Across K an operand lies in slabs of 64.
+  LEFT_BYTES = LEFT_ROWS * BLOCK_K * 2,
+  RIGHT_BYTES = (RIGHT_ACROSS ? (MMA_N + 63) / 64 * 64 : MMA_N) * BLOCK_K * 2,
+  TILE_CONSUMERS = PINGPONG ? 1 : CONSUMERS,  // warpgroups that work on a tile
+  MMA_ROWS = LEFT_ROWS / 64 / TILE_CONSUMERS,
+  THREADS = 128 * (1 + CONSUMERS),
+  STORE_BYTES = DIRECT_STORE ? 0 : 64 * STORE_COLUMNS * 2,
+  STAGES_BYTES = STAGES * (LEFT_BYTES + RIGHT_BYTES),
+  // What the blocks of a cluster that have slices of K send to the first one, from all consumers.
+  INBOX_BYTES = (CLUSTER_K - 1) * CONSUMERS * MMA_ROWS * 64 * MMA_N * 4,
+};
+
+static_assert(
+    LEFT_ROWS % (64 * TILE_CONSUMERS) == 0,
+    "each consumer of a tile has whole blocks of 64 rows of the left operand");
+static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
+static_assert(
+    MMA_ROWS * MMA_N / 2 <= (CONSUMERS == 3 ? 96 : 208),
+    "sums fit the registers that a consumer has");
+static_assert(MMA_N % (16 * STORE_PARTS) == 0, "sums are staged in parts of whole 16 columns");
+static_assert(
+    CONSUMERS == 2 || PRODUCER_REGISTERS == 24,
+    "three consumers leave a producer 24 registers, one needs no change");
+static_assert(
+    CLUSTER_M * CLUSTER_N * CLUSTER_K <= 2 || CLUSTER_M * CLUSTER_N == 1,
+    "a cluster shares an operand among 2 blocks, or K among 2, 4 or 8");
+static_assert(
+    SPLIT_K == 1 || STORE_PARTS == 1, "sums of a slice go to C from registers, in one part");
+static_assert(
+    RIGHT_ACROSS || MMA_N % (8 * RIGHT_SHARERS) == 0,
+    "blocks that share an operand bring whole groups of 8 rows");
+static_assert(
+    STAGES * (LEFT_BYTES + RIGHT_BYTES + 16) + CONSUMERS * (STORE_BYTES + 16) + INBOX_BYTES <=
+        232448,
+    "stages and staged sums fit shared memory");
+
+// Barriers in shared memory that count arrivals and the bytes of copies under way. A barrier ends
+// a phase when both are complete; who waits names the parity of the phase that must have ended.
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives, and announces bytes that copies will bring before the phase may end.
+__device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Arrives at the barrier of this block.
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// The address of the same place in block `rank` of the cluster.
+__device__ __forceinline__ unsigned remote_address(unsigned address, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+// Arrives at the same barrier of block `rank` of the cluster. Spelled without .release.cluster,
+// which would put a fence of the whole device in front of every arrival.
+__device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank))
+               : "memory");
+}
+
+__device__ __forceinline__ bool barrier_try(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+  while (!barrier_try(barrier, parity)) {
+  }
+}
+
+// Named barriers of a block, for `threads` of its threads.
+__device__ __forceinline__ void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Copies of boxes between a tensor in global memory and shared memory, by the copy engine. What
+// lies outside of the tensor is read as zero and not written.
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Brings the box at (x, y, z) to shared memory; `barrier` counts its bytes.
+__device__ __forceinline__ void load_box(
+    unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(target),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// The same to the same place of every block of the cluster whose bit is set in `blocks`; each
+// counts it at its own barrier.
+__device__ __forceinline__ void load_box_multicast(
+    unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z,
+    unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+      : "memory");
+}
+
+// Writes a box from shared memory, which has to stay until store_wait_read. The kernel's end waits
+// for the writes.
+__device__ __forceinline__ void store_box(
+    const TensorMap& map, unsigned source, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          &map),
+      "r"(source), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all but the last PENDING groups of stores have read their shared memory.
+template <int PENDING>
+__device__ __forceinline__ void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Shows what this thread wrote to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Matrix products of a warpgroup, 64 x MMA_N sums at a time, both operands in shared memory.
+//
+// Operands lie in rows of 128 bytes, whose 16-byte chunks the copy engine has swizzled by the row.
+// Along K: a row of the operand's own dimension holds 64 steps of K. Across: a row for each step
+// of K holds 64 elements of the other dimension, `slab_bytes` before the next 64.
+__device__ __forceinline__ unsigned long long operand_descriptor(
+    unsigned address, bool across, int slab_bytes) {
+  const unsigned long long swizzled_128 = 1ull << 62;
+  const unsigned long long eight_rows = 1024 >> 4;
+  const unsigned long long leading = across ? slab_bytes >> 4 : 1;
+  return swizzled_128 | eight_rows << 32 | leading << 16 | (address & 0x3ffff) >> 4;
+}
+
+// Give registers of a warpgroup back, and take them. All of its warps do so.
+template <int COUNT>
+__device__ __forceinline__ void set_registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void set_registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// sums = left * right + (accumulate ? sums : 0), over 16 steps of K.
+__device__ __forceinline__ void wgmma(
+    fp32 (&sums)[MMA_N / 2], unsigned long long left, unsigned long long right, int accumulate) {
+  // clang-format off
+  asm volatile(
+      "{\n"
+      ".reg .pred accumulate;\n"
+      "setp.ne.b32 accumulate, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, "
+      "%4, %5, %6, %7, "
+      "%8, %9, %10, %11, "
+      "%12, %13, %14, %15, "
+      "%16, %17, %18, %19, "
+      "%20, %21, %22, %23, "
+      "%24, %25, %26, %27, "
+      "%28, %29, %30, %31, "
+      "%32, %33, %34, %35, "
+      "%36, %37, %38, %39, "
+      "%40, %41, %42, %43, "
+      "%44, %45, %46, %47, "
+      "%48, %49, %50, %51, "
+      "%52, %53, %54, %55, "
+      "%56, %57, %58, %59, "
+      "%60, %61, %62, %63"
+      "}, %64, %65, accumulate, 1, 1, 0, 1;\n"
+      "}"
+      :
+      "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+      "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+      "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+      "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+      "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+      "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+      "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+      "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+      "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+      "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+      "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+      "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+      "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+      "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+      "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+      "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+      : "l"(left), "l"(right), "r"(accumulate));
+  // clang-format on
+}
+
+// The order in which blocks take tiles of C. Clusters of CLUSTER_M x CLUSTER_N tiles are taken
+// together; groups of RASTER_GROUP rows of clusters are walked column by column (columns and rows
+// change places with RASTER_COLUMNS), so that what runs at once shares rows and columns.
+struct Tile {
+  int matrix, slice;  // of K, among those that blocks of other clusters have
+  int row, col;       // of its first element
+};
+
+struct TileOrder {
+  int groups_m, groups_n, count;
+
+  __device__ __forceinline__ TileOrder(int batch, int m, int n)
+      : groups_m((m + CLUSTER_M * BLOCK_M - 1) / (CLUSTER_M * BLOCK_M)),
+        groups_n((n + CLUSTER_N * BLOCK_N - 1) / (CLUSTER_N * BLOCK_N)),
+        count(groups_m * groups_n * SPLIT_K * batch) {}
+
+  // The tile that block `rank` of the cluster has when it is the cluster's turn `index`.
+  __device__ __forceinline__ Tile at(int index, int rank) const {
+    const int per_slice = groups_m * groups_n;
+    const int slice = index / per_slice;
+    const int in_slice = index - slice * per_slice;
+    const int fast = RASTER_COLUMNS ? groups_n : groups_m;
+    const int slow = RASTER_COLUMNS ? groups_m : groups_n;
+    const int start = in_slice / (slow * RASTER_GROUP) * RASTER_GROUP;
+    const int height = fast - start < RASTER_GROUP ? fast - start : RASTER_GROUP;
+    const int in_group = in_slice - start * slow;
+    const int first = start + in_group % height;
+    const int second = in_group / height;
+    const int group_m = RASTER_COLUMNS ? second : first;
+    const int group_n = RASTER_COLUMNS ? first : second;
+    return {
+        slice / SPLIT_K, slice % SPLIT_K, (group_m * CLUSTER_M + rank % CLUSTER_M) * BLOCK_M,
+        (group_n * CLUSTER_N + rank / CLUSTER_M) * BLOCK_N};
+  }
+};
+
+// How operands get to the tensor cores: one thread has the copy engine fill a ring of stages, the
+// consumers multiply what is full and hand it back.
+
+// A place in the ring, and the parity of the round.
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ void skip(int stages) {
+    const int passed = stage + stages;
+    stage = passed % STAGES;
+    parity ^= passed / STAGES & 1;
+  }
+};
+
+// The steps of K of a slice, in blocks of BLOCK_K: slices are as even as they can be, some are
+// empty where K is short.
+struct Slice {
+  int first, count;
+
+  __device__ __forceinline__ Slice(int slice, int k) {
+    constexpr int SLICES = SPLIT_K * CLUSTER_K;
+    const int blocks = (k + BLOCK_K - 1) / BLOCK_K;
+    const int spare = blocks % SLICES;
+    first = blocks / SLICES * slice + (slice < spare ? slice : spare);
+    count = blocks / SLICES + (slice < spare);
+  }
+};
+
+struct Stages {
+  unsigned left, right;  // operands of stage 0 in shared memory
+  unsigned full, empty;  // barriers of stage 0
+
+  __device__ __forceinline__ unsigned left_at(int stage) const { return left + stage * LEFT_BYTES; }
+  __device__ __forceinline__ unsigned right_at(int stage) const {
+    return right + stage * RIGHT_BYTES;
+  }
+  __device__ __forceinline__ unsigned full_at(int stage) const { return full + stage * 8; }
+  __device__ __forceinline__ unsigned empty_at(int stage) const { return empty + stage * 8; }
+};
+
+// Blocks of the cluster that want the same rows of an operand each bring a part of them, for all.
+struct Share {
+  int part;               // which one this block brings
+  unsigned short blocks;  // a bit for each of those that want it
+};
+
+__device__ __forceinline__ Share share_of_a(int rank) {
+  unsigned blocks = 0;
+#pragma unroll
+  for (int i = 0; i < CLUSTER_N; ++i) blocks |= 1u << (rank % CLUSTER_M + i * CLUSTER_M);
+  return {rank / CLUSTER_M, static_cast<unsigned short>(blocks)};
+}
+__device__ __forceinline__ Share share_of_b(int rank) {
+  const unsigned blocks = ((1u << CLUSTER_M) - 1) << rank / CLUSTER_M * CLUSTER_M;
+  return {rank % CLUSTER_M, static_cast<unsigned short>(blocks)};
+}
+
+// Brings ROWS of an operand from `row` and BLOCK_K steps from `k` on to shared memory.
+template <int ROWS, bool ACROSS, int SHARERS>
+__device__ __forceinline__ void load_operand(
+    unsigned target, const TensorMap& map, unsigned barrier, int row, int k, int matrix,
+    const Share& share) {
+  constexpr int BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64;
+  constexpr int HEIGHT = ACROSS ? BLOCK_K : ROWS;  // rows of 128 bytes of a box, shared out
+  constexpr int PART = HEIGHT / SHARERS;
+  const int start = (SHARERS > 1 ? share.part : 0) * PART;
+#pragma unroll
+  for (int i = 0; i < BOXES; ++i) {
+    const unsigned place = target + (i * HEIGHT + start) * 128;
+    const int x = (ACROSS ? row : k) + i * 64;
+    const int y = (ACROSS ? k : row) + start;
+    if constexpr (SHARERS > 1) {
+      load_box_multicast(place, map, barrier, x, y, matrix, share.blocks);
+    } else {
+      load_box(place, map, barrier, x, y, matrix);
+    }
+  }
+}
+
+// The producer's part of a tile. Its blocks of K follow those of the tile before in the ring.
+__device__ __forceinline__ void fill_stages(
+    const Stages& stages, Ring& ring, const TensorMap& left, const TensorMap& right,
+    const Tile& tile, const Slice& slice, int rank) {
+  const int left_row = SWAP_OPERANDS ? tile.col : tile.row;
+  const int right_row = SWAP_OPERANDS ? tile.row : tile.col;
+  const Share left_share = SWAP_OPERANDS ? share_of_b(rank) : share_of_a(rank);
+  const Share right_share = SWAP_OPERANDS ? share_of_a(rank) : share_of_b(rank);
+#pragma unroll 1
+  for (int i = 0; i < slice.count; ++i) {
+    const int k = (slice.first + i) * BLOCK_K;
+    const unsigned full = stages.full_at(ring.stage);
+    barrier_wait(stages.empty_at(ring.stage), ring.parity ^ 1);
+    barrier_expect(full, LEFT_BYTES + RIGHT_BYTES);
+    load_operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS>(
+        stages.left_at(ring.stage), left, full, left_row, k, tile.matrix, left_share);
+    load_operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS>(
+        stages.right_at(ring.stage), right, full, right_row, k, tile.matrix, right_share);
+    ring.advance();
+  }
+}
+
+// Hands a stage back to every block that has copied into it: one arrival a warp.
+__device__ __forceinline__ void release(const Stages& stages, int stage, int lane, int rank) {
+  const unsigned empty = stages.empty_at(stage);
+  if constexpr (CLUSTER_M * CLUSTER_N == 1) {
+    if (lane == 0) barrier_arrive(empty);
+  } else {
+    const bool shares =
+        lane % CLUSTER_M == rank % CLUSTER_M || lane / CLUSTER_M == rank / CLUSTER_M;
+    if (lane < CLUSTER_M * CLUSTER_N && shares) barrier_arrive_at(empty, lane);
+  }
+}
+
+// A consumer's sums: MMA_ROWS times 64 rows of the left operand by MMA_N of the right one.
+using Sums = fp32[MMA_ROWS][MMA_N / 2];
+
+// Multiplies the stages of one tile; `first_row` is the consumer's first row of the left operand.
+__device__ __forceinline__ void multiply_stages(
+    Sums& sums, const Stages& stages, Ring& ring, int blocks, int first_row, int lane, int rank) {
+  // Blocks of 64 rows are slabs across K, and follow each other in every 64 steps along K.
+  constexpr int LEFT_64 = LEFT_ACROSS ? BLOCK_K * 128 : 64 * 128;
+  const unsigned long long left =
+      operand_descriptor(stages.left + first_row / 64 * LEFT_64, LEFT_ACROSS, BLOCK_K * 128);
+  const unsigned long long right = operand_descriptor(stages.right, RIGHT_ACROSS, BLOCK_K * 128);
+  int previous = -1;
+#pragma unroll 1
+  for (int block = 0; block < blocks; ++block) {
+    barrier_wait(stages.full_at(ring.stage), ring.parity);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < BLOCK_K / 16; ++step) {
+      const int left_step = LEFT_ACROSS ? step * 2048 : step / 4 * LEFT_ROWS * 128 + step % 4 * 32;
+      const int right_step = RIGHT_ACROSS ? step * 2048 : step / 4 * MMA_N * 128 + step % 4 * 32;
+#pragma unroll
+      for (int i = 0; i < MMA_ROWS; ++i) {
+        wgmma(
+            sums[i], left + ((ring.stage * LEFT_BYTES + i * LEFT_64 + left_step) >> 4),
+            right + ((ring.stage * RIGHT_BYTES + right_step) >> 4), block + step);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<MMA_IN_FLIGHT>();
+    if constexpr (MMA_IN_FLIGHT == 0) {
+      release(stages, ring.stage, lane, rank);
+    } else {
+      if (previous >= 0) release(stages, previous, lane, rank);
+      previous = ring.stage;
+    }
+    ring.advance();
+  }
+  if constexpr (MMA_IN_FLIGHT > 0) {
+    wgmma_wait<0>();
+    if (previous >= 0) release(stages, previous, lane, rank);
+  }
+}
+
+// Slices of K that the blocks of a cluster multiply side by side. The others send their sums to
+// shared memory of the first, which adds them up in the order of the slices: the same input gives
+// the same bits.
+enum : int {
+  SENDERS = CLUSTER_K - 1,
+  SENT_BYTES = MMA_ROWS * 64 * MMA_N * 4,  // by one consumer of one block
+};
+
+// A consumer's part: where sums arrive, the barrier that counts them in the first block, and the
+// one that says to a sender that they have been read.
+struct Exchange {
+  unsigned inbox, arrived, read;
+  unsigned parity = 0;
+
+  // Four sums of a thread lie side by side, those of a warp one after the other.
+  __device__ __forceinline__ static unsigned offset(int thread, int i, int j) {
+    return ((i * (MMA_N / 8) + j / 4) * 128 + thread) * 16;
+  }
+
+  // Sends to the first block. Stores that count themselves need no fence.
+  __device__ __forceinline__ void send(const Sums& sums, int rank, int thread) const {
+    barrier_wait(read, parity ^ 1);
+    const unsigned to = remote_address(inbox + (rank - 1) * SENT_BYTES, 0);
+    const unsigned counter = remote_address(arrived, 0);
+#pragma unroll
+    for (int i = 0; i < MMA_ROWS; ++i) {
+#pragma unroll
+      for (int j = 0; j < MMA_N / 2; j += 4) {
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+            "[%0], {%2, %3, %4, %5}, [%1];" ::"r"(to + offset(thread, i, j)),
+            "r"(counter), "f"(sums[i][j]), "f"(sums[i][j + 1]), "f"(sums[i][j + 2]),
+            "f"(sums[i][j + 3])
+            : "memory");
+      }
+    }
+  }
+
+  // Adds what the others sent.
+  __device__ __forceinline__ void receive(Sums& sums, const unsigned char* memory, int thread) {
+    if (thread == 0) barrier_expect(arrived, SENDERS * SENT_BYTES);
+    barrier_wait(arrived, parity);
+#pragma unroll 1
+    for (int sender = 0; sender < SENDERS; ++sender) {
+#pragma unroll
+      for (int i = 0; i < MMA_ROWS; ++i) {
+#pragma unroll
+        for (int j = 0; j < MMA_N / 2; j += 4) {
+          const float4 sent =
+              *reinterpret_cast<const float4*>(memory + sender * SENT_BYTES + offset(thread, i, j));
+          sums[i][j] += sent.x;
+          sums[i][j + 1] += sent.y;
+          sums[i][j + 2] += sent.z;
+          sums[i][j + 3] += sent.w;
+        }
+      }
+    }
+    __syncwarp();
+    if (thread % 32 < SENDERS) barrier_arrive_at(read, thread % 32 + 1);
+  }
+};
+
+// Where sums lie in the registers of a warpgroup, as the tensor cores leave them: warp w has rows
+// 16 w to 16 w + 15 of 64, a thread two neighbours in each of two rows, eight apart, of every eight
+// columns. Rows are those of the left operand: columns of C with SWAP_OPERANDS.
+__device__ __forceinline__ int row_of_sum(int thread, int index) {
+  return thread / 32 * 16 + thread % 32 / 4 + index / 2 % 2 * 8;
+}
+__device__ __forceinline__ int column_of_sum(int thread, int index) {
+  return index / 4 * 8 + thread % 4 * 2 + index % 2;
+}
+
+// The part of C that a consumer's sums of one tile belong to.
+struct Target {
+  Output* c;  // of this matrix, or of this slice's sums
+  long long ldc;
+  int m, n;
+  int row, col;  // of the consumer's first sum
+  int matrix, thread;
+  fp32 alpha, beta;
+
+  // A slice of K leaves its bare sums.
+  __device__ __forceinline__ fp32 scaled(fp32 sum) const {
+    return SPLIT_K == 1 ? alpha * sum : sum;
+  }
+};
+
+// Where a consumer stages sums on their way, the barrier of its threads, and the map of C.
+struct Staging {
+  unsigned address;
+  const unsigned char* memory;
+  int barrier;
+  const TensorMap* map;
+};
+
+// The way of a consumer's sums to C where elements have two bytes: through shared memory, a portion
+// at a time, and from there by the copy engine, or by threads where rows of C have no 16 bytes.
+enum : int {
+  // A portion: rows and columns of C.
+  STAGED_ROWS = SWAP_OPERANDS ? STORE_COLUMNS : 64,
+  STAGED_COLS = SWAP_OPERANDS ? 64 : STORE_COLUMNS,
+  // Its columns lie in boxes whose rows are as wide as the swizzle.
+  BOX_COLS = STAGED_COLS % 64 == 0 ? 64
+  : STAGED_COLS % 32 == 0          ? 32
+                                   : 16,
+  BOX_BYTES = STAGED_ROWS * BOX_COLS * 2,
+};
+
+// Offset of an element of the portion: the copy engine's swizzle, under which eight rows of
+// 16 bytes lie in different banks.
+__device__ __forceinline__ int staged_offset(int row, int col) {
+  const int bytes = (row * BOX_COLS + col % BOX_COLS) * 2;
+  const int swizzle = (bytes >> 7 & (BOX_COLS / 8 - 1)) << 4;
+  return col / BOX_COLS * BOX_BYTES + (bytes ^ swizzle);
+}
+
+__device__ __forceinline__ unsigned pack(fp32 first, fp32 second) {
+  return convert<Output>(first).bits | static_cast<unsigned>(convert<Output>(second).bits) << 16;
+}
+
+// Writes four 8 x 8 matrices, transposed with SWAP_OPERANDS; a lane gives the address of one row.
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&rows)[4]) {
+  if constexpr (SWAP_OPERANDS) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3])
+        : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3])
+                 : "memory");
+  }
+}
+
+// Rounds the sums of a portion whose first element of C is (row, col), and stages them.
+__device__ __forceinline__ void stage_sums(
+    const fp32* sums, unsigned buffer, const Target& target, int row, int col) {
+  const int lane = target.thread % 32;
+#pragma unroll
+  for (int j = 0; j < STORE_COLUMNS / 2; j += 8) {
+    unsigned rows[4];
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      fp32 pair[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        pair[e] = target.scaled(sums[j + i + e]);
+        if constexpr (READS_C) {
+          const int down = row_of_sum(target.thread, j + i + e);
+          const int along = column_of_sum(target.thread, j + i + e);
+          const int r = row + (SWAP_OPERANDS ? along : down);
+          const int s = col + (SWAP_OPERANDS ? down : along);
+          if (r < target.m && s < target.n) {
+            pair[e] += target.beta * convert<fp32>(target.c[r * target.ldc + s]);
+          }
+        }
+      }
+      rows[i / 2] = pack(pair[0], pair[1]);
+    }
+    // Matrix i of the four: eight rows down with i % 2, eight columns along with i / 2.
+    const int matrix = lane / 8;
+    const int down = target.thread / 32 * 16 + matrix % 2 * 8;
+    const int along = j * 2 + matrix / 2 * 8;
+    store_matrices(
+        buffer + (SWAP_OPERANDS ? staged_offset(along + lane % 8, down)
+                                : staged_offset(down + lane % 8, along)),
+        rows);
+  }
+}
+
+// Writes a staged portion whose first element of C is (row, col): by the copy engine, in one
+// thread, or side by side along the rows, ALIGN_C elements at a time.
+__device__ __forceinline__ void store_portion(
+    const Target& target, const Staging& staging, int row, int col) {
+  if constexpr (TMA_STORE) {
+    if (target.thread != 0) return;
+#pragma unroll
+    for (int i = 0; i < STAGED_COLS / BOX_COLS; ++i) {
+      const unsigned box = staging.address + i * BOX_BYTES;
+      store_box(*staging.map, box, col + i * BOX_COLS, row, target.matrix);
+    }
+    store_commit();
+  } else {
+    constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
+    constexpr int PER_ROW = STAGED_COLS / WIDTH;
+#pragma unroll 4
+    for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
+      const int down = i / PER_ROW;
+      const int along = i % PER_ROW * WIDTH;
+      const int inside = row + down < target.m ? target.n - col - along : 0;
+      const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
+          staging.memory + staged_offset(down, along));
+      store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_tile(
+    const Sums& sums, const Target& target, const Staging& staging) {
+#pragma unroll
+  for (int i = 0; i < MMA_ROWS; ++i) {
+#pragma unroll
+    for (int j = 0; j < MMA_N; j += STORE_COLUMNS) {
+      const int row = target.row + (SWAP_OPERANDS ? j : i * 64);
+      const int col = target.col + (SWAP_OPERANDS ? i * 64 : j);
+      // The portion before has left shared memory.
+      if (TMA_STORE && target.thread == 0) store_wait_read<0>();
+      named_sync(staging.barrier, 128);
+      stage_sums(sums[i] + j / 2, staging.address, target, row, col);
+      if constexpr (TMA_STORE) fence_async_proxy();
+      named_sync(staging.barrier, 128);
+      store_portion(target, staging, row, col);
+    }
+  }
+}
+
+// Before shared memory goes away.
+__device__ __forceinline__ void finish_stores(const Target& target) {
+  if (TMA_STORE && target.thread == 0) store_wait_read<0>();
+}
+
+// What all threads of a block need.
+struct Job {
+  Stages stages;
+  TileOrder order;
+  int k;
+  int rank;             // of the block in its cluster
+  int first, clusters;  // turn of this cluster, and turns to its next one
+
+  __device__ __forceinline__ bool has(int turn) const { return turn < order.count; }
+  __device__ __forceinline__ Tile tile(int turn) const {
+    return order.at(turn, CLUSTER_K > 1 ? 0 : rank);
+  }
+  __device__ __forceinline__ Slice slice(int turn) const { return slice(tile(turn)); }
+  // The blocks of a cluster that share K have one part of the slice each.
+  __device__ __forceinline__ Slice slice(const Tile& tile) const {
+    return Slice(tile.slice * CLUSTER_K + (CLUSTER_K > 1 ? rank : 0), k);
+  }
+};
+
+// The producer: one thread.
+__device__ __forceinline__ void produce(
+    const Job& job, const TensorMap& left, const TensorMap& right) {
+  Ring ring;
+#pragma unroll 1
+  for (int turn = job.first; job.has(turn); turn += job.clusters) {
+    const Tile tile = job.tile(turn);
+    fill_stages(job.stages, ring, left, right, tile, job.slice(tile), job.rank);
+  }
+}
+
+// A consumer: the threads of a warpgroup. Barrier 4 + consumer says that it is its turn with the
+// tensor cores.
+__device__ __forceinline__ void consume(
+    const Job& job, Target target, const Staging& staging, Exchange exchange,
+    const unsigned char* inbox, Output* c, long long batch_stride_c, int batch, int consumer) {
+  const int first_row = PINGPONG ? 0 : consumer * MMA_ROWS * 64;
+  const int step = PINGPONG ? 2 * job.clusters : job.clusters;
+  Ring ring;
+  int turn = job.first;
+  if (PINGPONG && consumer == 1) {
+    if (job.has(turn)) {
+      named_arrive(4, 256);
+      ring.skip(job.slice(turn).count);
+    }
+    turn += job.clusters;
+  }
+#pragma unroll 1
+  for (; job.has(turn); turn += step) {
+    const Tile tile = job.tile(turn);
+    const Slice slice = job.slice(tile);
+    Sums sums;
+    if (slice.count == 0) {
+#pragma unroll
+      for (int i = 0; i < MMA_ROWS; ++i) {
+#pragma unroll
+        for (int j = 0; j < MMA_N / 2; ++j) sums[i][j] = 0;
+      }
+    }
+    if constexpr (PINGPONG) named_sync(4 + consumer, 256);
+    multiply_stages(sums, job.stages, ring, slice.count, first_row, target.thread % 32, job.rank);
+    if (PINGPONG && job.has(turn + job.clusters)) {
+      named_arrive(5 - consumer, 256);
+      ring.skip(job.slice(turn + job.clusters).count);
+    }
+    if constexpr (CLUSTER_K > 1) {
+      if (job.rank > 0) {
+        exchange.send(sums, job.rank, target.thread);
+      } else {
+        exchange.receive(sums, inbox, target.thread);
+      }
+      exchange.parity ^= 1;
+      if (job.rank > 0) continue;
+    }
+    const long long before = static_cast<long long>(tile.slice) * batch + tile.matrix;
+    target.c = c + before * batch_stride_c;
+    target.row = tile.row + (SWAP_OPERANDS ? 0 : first_row);
+    target.col = tile.col + (SWAP_OPERANDS ? first_row : 0);
+    target.matrix = tile.matrix;
+    store_tile(sums, target, staging);
+  }
+  finish_stores(target);
+}
+
+__device__ __forceinline__ int cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+  if constexpr (CLUSTER == 1) {
+    __syncthreads();
+  } else {
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+  }
+}
+
+#define IN_CLUSTERS
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_matmul_wgmma(
+    const __grid_constant__ TensorMap left_map,   // B with SWAP_OPERANDS, else A
+    const __grid_constant__ TensorMap right_map,  // A with SWAP_OPERANDS, else B
+    const __grid_constant__ TensorMap c_map,      // any where C is not stored through it
+    Output* __restrict__ c,  // (batch, M, N), read only when READS_C; with SPLIT_K > 1 the partial
+                             // sums, (SPLIT_K, batch, M, N)
+    int batch, int m, int n, int k, long long ldc, long long batch_stride_c, fp32 alpha,
+    fp32 beta) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned base = shared_address(shared);
+  const int inbox = STAGES_BYTES + CONSUMERS * STORE_BYTES;
+  const unsigned barriers = base + inbox + INBOX_BYTES;
+  const unsigned exchanges = barriers + 16 * STAGES;
+  const Job job{
+      {base, base + STAGES * LEFT_BYTES, barriers, barriers + 8 * STAGES},
+      TileOrder(batch, m, n),
+      k,
+      CLUSTER > 1 ? cluster_rank() : 0,
+      static_cast<int>(blockIdx.x) / CLUSTER,
+      static_cast<int>(gridDim.x) / CLUSTER};
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(job.stages.full_at(i), 1);
+      barrier_init(job.stages.empty_at(i), 4 * TILE_CONSUMERS * (CLUSTER_M + CLUSTER_N - 1));
+    }
+    for (int i = 0; i < CONSUMERS; ++i) {
+      barrier_init(exchanges + 16 * i, 1);
+      barrier_init(exchanges + 16 * i + 8, 4);
+    }
+    barrier_init_fence();
+    prefetch_map(left_map);
+    prefetch_map(right_map);
+  }
+  cluster_sync();
+
+  // A warpgroup's role is known to the compiler to be the same for a whole warp.
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    if constexpr (CONSUMERS > 1) set_registers_down<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) produce(job, left_map, right_map);
+    __syncwarp();
+  } else {
+    if constexpr (CONSUMERS > 1) set_registers_up<CONSUMER_REGISTERS>();
+    const int consumer = warpgroup - 1;
+    const int staged = STAGES_BYTES + consumer * STORE_BYTES;
+    const Target target{c, ldc, m, n, 0, 0, 0, static_cast<int>(threadIdx.x) % 128, alpha, beta};
+    const Staging staging{base + staged, shared + staged, 1 + consumer, &c_map};
+    const int sent = inbox + consumer * (CLUSTER_K - 1) * SENT_BYTES;
+    const Exchange exchange{base + sent, exchanges + 16 * consumer, exchanges + 16 * consumer + 8};
+    consume(job, target, staging, exchange, shared + sent, c, batch_stride_c, batch, consumer);
+    __syncwarp();
+  }
+  // A block's shared memory stays until the others of the cluster are done with it.
+  if constexpr (CLUSTER > 1) cluster_sync();
+}
