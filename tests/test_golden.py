@@ -27,7 +27,7 @@ ARCH = "sm_90"
 
 
 def problems(spec):
-    """Of what it takes the first dtype and layout, and the last ones with what is off by default."""
+    """The first dtype and layout that it takes, and the last ones with what is off by default."""
     operation, device = spec.operation, default_chip(ARCH)
     first = (taken(spec, device, dtype, operation.layouts[0]) for dtype in operation.dtypes)
     yield next(problem for problem in first if problem is not None)
