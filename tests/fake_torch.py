@@ -14,6 +14,8 @@ import numpy as np
 from emulator.numbers import load, store
 from fake_gpu import FakeGpu
 
+from tunegen.kernels.matmul import activated
+
 
 class Tensor:
     def __init__(self, torch: FakeTorch, values: np.ndarray, dtype: str) -> None:
@@ -43,7 +45,14 @@ class Tensor:
     def copy_(self, other: Tensor) -> None:
         self.torch.run("copy_", self, lambda: other.wide)
 
-    def add_(self, other: Tensor, *, alpha: float) -> None:
+    @property
+    def device(self) -> str:
+        return "cuda:0"
+
+    def to(self, dtype: str) -> Tensor:
+        return Tensor(self.torch, store(self.wide, dtype), dtype)
+
+    def add_(self, other: Tensor, *, alpha: float = 1.0) -> None:
         self.torch.run("add_", self, lambda: self.wide + alpha * other.wide)
 
     def addmm_(self, a: Tensor, b: Tensor, *, beta: float, alpha: float) -> None:
@@ -62,7 +71,7 @@ class FakeTorch(types.ModuleType):
     """``calls`` names what was launched; ``us`` is what each call takes."""
 
     __version__ = "2.11.0"
-    bfloat16 = "bf16"
+    bfloat16, float32 = "bf16", "fp32"
 
     def __init__(self, gpu: FakeGpu, us: float = 30.0, available: bool = True) -> None:
         super().__init__("torch")
@@ -74,6 +83,9 @@ class FakeTorch(types.ModuleType):
             is_available=lambda: available, set_stream=self._set_stream,
             ExternalStream=lambda pointer, device: (pointer, device),
         )  # fmt: skip
+        self.ops = types.SimpleNamespace(
+            aten=types.SimpleNamespace(relu_=self._relu, gelu_=self._gelu, silu_=self._silu)
+        )
         self.version = types.SimpleNamespace(cuda="13.0")
         matmul = types.SimpleNamespace(allow_bf16_reduced_precision_reduction=True)
         self.backends = types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=matmul))
@@ -108,19 +120,62 @@ class FakeTorch(types.ModuleType):
 
         self.gpu._do(self.us, act)
 
-    def mm(self, a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    def zeros(self, size: int, *, dtype: str, device: str) -> Tensor:
+        assert device == "cuda:0"
+        return Tensor(self, store(np.zeros(size), dtype), dtype)
+
+    def empty(self, shape: tuple[int, ...], *, dtype: str, device: str) -> Tensor:
+        assert device == "cuda:0"
+        return Tensor(self, store(np.full(shape, np.nan), dtype), dtype)
+
+    def _product(
+        self, name: str, a: Tensor, b: Tensor, out: Tensor, out_dtype: str | None, compute: Any
+    ) -> None:
+        assert a.dtype == b.dtype
+        assert out.dtype == (out_dtype or a.dtype)
+        assert out_dtype is None or a.dtype in ("fp16", "bf16")
+        self.run(name, out, compute)
+
+    def mm(self, a: Tensor, b: Tensor, *, out: Tensor, out_dtype: str | None = None) -> None:
         assert out.values.ndim == 2
-        self.run("mm", out, lambda: a.wide @ b.wide)
+        self._product("mm", a, b, out, out_dtype, lambda: a.wide @ b.wide)
 
-    def bmm(self, a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    def bmm(self, a: Tensor, b: Tensor, *, out: Tensor, out_dtype: str | None = None) -> None:
         assert out.values.ndim == 3
-        self.run("bmm", out, lambda: a.wide @ b.wide)
+        self._product("bmm", a, b, out, out_dtype, lambda: a.wide @ b.wide)
 
-    def addmm(self, c: Tensor, a: Tensor, b: Tensor, *, beta, alpha, out: Tensor) -> None:
-        assert beta == 0  # then c is not read
-        self.run("addmm", out, lambda: alpha * (a.wide @ b.wide))
+    def addmm(
+        self, c: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float, out: Tensor,
+        out_dtype: str | None = None, name: str = "addmm",
+    ) -> None:  # fmt: skip
+        assert out.values.ndim == (2 if name == "addmm" else 3)
+        assert c.dtype == out.dtype
 
-    baddbmm = addmm
+        def compute() -> np.ndarray:
+            product = alpha * (a.wide @ b.wide)
+            return product + beta * c.wide if beta else product  # with 0 c is not read
+
+        self._product(name, a, b, out, out_dtype, compute)
+
+    def baddbmm(self, *tensors: Tensor, **how: Any) -> None:
+        self.addmm(*tensors, **how, name="baddbmm")
+
+    def _addmm_activation(self, c: Tensor, a: Tensor, b: Tensor, *, out: Tensor) -> None:
+        assert (c.values.ndim, out.values.ndim) == (1, 2)
+        self._product(
+            "_addmm_activation", a, b, out, None,
+            lambda: np.maximum(a.wide @ b.wide + c.wide, 0),
+        )  # fmt: skip
+
+    def _relu(self, c: Tensor) -> None:
+        self.run("relu_", c, lambda: activated(c.wide, "relu"))
+
+    def _gelu(self, c: Tensor, *, approximate: str) -> None:
+        assert approximate == "none"
+        self.run("gelu_", c, lambda: activated(c.wide, "gelu"))
+
+    def _silu(self, c: Tensor) -> None:
+        self.run("silu_", c, lambda: activated(c.wide, "silu"))
 
     def add(self, x: Tensor, y: Tensor, *, out: Tensor) -> None:
         self.run("add", out, lambda: x.wide + y.wide)

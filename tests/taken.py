@@ -9,7 +9,7 @@ from tunegen.model import DeviceClass, KernelSpec, Problem
 
 
 def tried(
-    spec: KernelSpec, dtype: str, layout: str | None, **attributes: int
+    spec: KernelSpec, dtype: str, layout: str | None, **attributes: int | str
 ) -> Iterator[Problem]:
     """The operation's own sizes, few rows, and odd sizes."""
     operation = spec.operation
@@ -20,7 +20,7 @@ def tried(
 
 
 def taken(
-    spec: KernelSpec, device: DeviceClass, dtype: str, layout: str | None, **attributes: int
+    spec: KernelSpec, device: DeviceClass, dtype: str, layout: str | None, **attributes: int | str
 ) -> Problem | None:
     """The first of those that a spec does not refuse on a device; None where it refuses all."""
     found = tried(spec, dtype, layout, **attributes)

@@ -41,6 +41,7 @@ def play(tmp_path, monkeypatch):
         }  # fmt: skip
         us = script["us"]
         options.setdefault("seconds", 30.0)
+        options.setdefault("operation", FAULTY.operation)
         ranked = [
             finalist(name, default=name == default, us=us[str(name)])
             for name in (default, *threads)
@@ -52,7 +53,7 @@ def play(tmp_path, monkeypatch):
                 other = scripted.worker({**script, "dice": 5, "vendor": vendor})
             finals = Finals(
                 station=card, setup=scripted.setup(), problem=PROBLEM,
-                operation=FAULTY.operation, device=DEVICE, seed=7, sets=4, vendor=other,
+                device=DEVICE, seed=7, sets=4, vendor=other,
                 quarantine=Quarantine(tmp_path / "quarantine", lambda candidate: ()), **options,
             )  # fmt: skip
             result = finals(ranked)
@@ -159,6 +160,13 @@ def test_everyone_is_checked_on_integers_edges_and_normal_inputs(play):
         shapes = [re.search(r"\((\d+),\)", text)[1] for text in mine]
         assert shapes == ["4096", *(str(edge.problem.N) for edge in edges), "4096"]
         assert [("exact True" in text) for text in mine] == [True] * (len(edges) + 1) + [False]
+
+
+def test_integers_need_not_be_exact_where_the_operation_rounds_by_itself(play):
+    play(operation=dataclasses.replace(FAULTY.operation, exact=lambda problem: False))
+    found = [text for text in play.log() if text.startswith("verifying")]
+    assert found
+    assert all("exact False" in text for text in found)
 
 
 @pytest.mark.parametrize("wrong", [(32,), (32, 64, 512, 1024)])

@@ -24,6 +24,7 @@ GOLDEN = Path(__file__).parent / "golden"
 TEMPLATES = Path(__file__).parents[1] / "templates"
 ACCEPT = bool(os.environ.get("TUNEGEN_ACCEPT"))
 ARCH = "sm_90"
+OFF_BY_DEFAULT = {"beta": 1, "bias": 1, "activation": "gelu"}
 
 
 def problems(spec):
@@ -33,11 +34,8 @@ def problems(spec):
     yield next(problem for problem in first if problem is not None)
     odd = tuple(1000 + number for number in range(len(operation.axes)))
     layout = operation.layouts[-1] or None
-    flags = {
-        name: 1
-        for name, value in operation.problem(odd, layout=layout).attributes
-        if name == "beta" and value == 0
-    }
+    known = dict(operation.problem(odd, layout=layout).attributes)
+    flags = {name: value for name, value in OFF_BY_DEFAULT.items() if name in known}
     last = operation.problem(odd, dtype=operation.dtypes[-1], layout=layout, **flags)
     if spec.refuses(last, device):
         last = taken(spec, device, operation.dtypes[-1], layout, **flags)

@@ -160,7 +160,9 @@ REMOVED = {
     "a cluster shares an operand among 2 blocks, or K among 2, 4 or 8": dict(
         CLUSTER_M=2, CLUSTER_N=2
     ),
-    "sums of a slice go to C from registers, in one part": dict(SPLIT_K=2),
+    "slices of K, and results of four bytes, are stored from registers, in one part": dict(
+        SPLIT_K=2
+    ),
     "blocks that share an operand bring whole groups of 8 rows": None,  # 16s are always whole
     "stages and staged sums fit shared memory": dict(STAGES=5),
 }

@@ -95,6 +95,20 @@ def test_matmul(dtype, layout, integers):
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize(("dtype", "output"), [("fp64", "fp64"), ("fp16", "bf16")])
+def test_matmul_with_an_epilogue(dtype, output, activation):
+    operation = REFERENCES["matmul"].operation
+    for beta in (0, 1):
+        problem = operation.problem(
+            "2x9x67x33", dtype=dtype, beta=beta, bias=1, activation=activation, output=output
+        )
+        scalars = {"alpha": -0.5, "beta": 2.0}
+        for found, wanted in computed(problem, operation, scalars=scalars).values():
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.emulator
 @pytest.mark.parametrize("dtype", list(DTYPE_BYTES))
 @pytest.mark.parametrize("name", ["fill", "copy", "add", "axpy"])
 def test_vectors(name, dtype):

@@ -4,6 +4,7 @@ dtype: its results are held against the reference, as ours are."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 
@@ -42,7 +43,8 @@ class Library:
             for array in arrays
             if array.role != "out"
         }
-        wide = {n: check_twins.load(v, self.problem.dtype) for n, v in given.items()}
+        dtypes = {array.name: array.dtype for array in arrays}
+        wide = {n: check_twins.load(v, dtypes[n]) for n, v in given.items()}
         expected = operation.reference(self.problem, wide, scalars)
         request = Prepare(
             arrays=arrays, scalars=scalars, seed=1, sets=3, checks=CHECKS, given=given,
@@ -51,8 +53,12 @@ class Library:
         assert isinstance(self.worker.handle(request), Prepared)
 
     def enter(self, operation=None):
-        name = operation or self.problem.operation
-        return self.worker.handle(Enter("vendor", None, name, self.problem.layout))
+        request = Enter.vendor(
+            "vendor", REFERENCES[self.problem.operation].operation, self.problem
+        )
+        if operation is not None:
+            request = dataclasses.replace(request, operation=operation)
+        return self.worker.handle(request)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -77,8 +83,58 @@ def test_matmul(monkeypatch, layout, dtype):
         assert library.torch.precision == "highest"
         expected = {(0, 1.0): "mm", (0, -2.0): "addmm", (1, 2.0): "addmm_"}[beta, scalars["alpha"]]
         if sizes.count("x") == 3:
-            expected = {"mm": "bmm", "addmm": "addmm", "addmm_": "baddbmm_"}[expected]
+            expected = {"mm": "bmm", "addmm": "baddbmm", "addmm_": "baddbmm_"}[expected]
         assert library.torch.calls == [expected]
+
+
+# Attributes, alpha, and the calls for one matrix: what torch fuses, then what it does not.
+EPILOGUES = [
+    ({"bias": 1}, 1.0, ["addmm"]),
+    ({"bias": 1}, -2.0, ["addmm"]),
+    ({"activation": "relu"}, 1.0, ["_addmm_activation"]),
+    ({"activation": "relu", "bias": 1}, 1.0, ["_addmm_activation"]),
+    ({"activation": "relu", "bias": 1}, -2.0, ["addmm", "relu_"]),
+    ({"activation": "gelu"}, 1.0, ["mm", "gelu_"]),
+    ({"activation": "silu", "bias": 1}, 1.0, ["addmm", "silu_"]),
+    ({"activation": "relu", "bias": 1, "beta": 1}, 1.0, ["addmm_", "add_", "relu_"]),
+    ({"output": "fp32"}, 1.0, ["mm"]),
+    ({"output": "fp32", "bias": 1, "activation": "relu"}, 1.0, ["addmm", "relu_"]),
+    ({"output": "fp32", "beta": 1}, 1.0, ["addmm"]),
+    ({"output": "fp16"}, 1.0, ["mm", "copy_"]),
+    ({"output": "fp16", "bias": 1, "beta": 1}, 2.0, ["copy_", "addmm", "add_", "copy_"]),
+]
+
+
+@pytest.mark.parametrize("sizes", ["5x7x3", "2x5x4x6"])
+@pytest.mark.parametrize(("attributes", "alpha", "calls"), EPILOGUES)
+def test_epilogues(monkeypatch, sizes, attributes, alpha, calls):
+    scalars = {"alpha": alpha, "beta": 3.0}
+    library = Library(
+        monkeypatch, "matmul", sizes, dtype="bf16", layout="nt", scalars=scalars, **attributes
+    )
+    entered = library.enter()
+    assert isinstance(entered, Entered), entered
+    # torch rounds after every call.
+    assert entered.relative_error <= 2 * ROUNDING["bf16"]
+    if sizes == "2x5x4x6":
+        several = {
+            "mm": ["bmm"],
+            "addmm": ["baddbmm"],
+            "addmm_": ["baddbmm_"],
+            "_addmm_activation": ["baddbmm" if "bias" in attributes else "bmm", "relu_"],
+        }
+        calls = [name for call in calls for name in several.get(call, [call])]
+    assert library.torch.calls == calls
+    plain = len(calls) == 1 and calls[0] != "_addmm_activation"
+    assert (f"({' and '.join(calls)})" in entered.description) != plain
+
+
+def test_an_older_torch_has_no_products_with_another_output(monkeypatch):
+    library = Library(monkeypatch, "matmul", "5x7x3", dtype="bf16", output="fp32")
+    library.torch.__version__ = "2.7.1"
+    answer = library.enter()
+    assert isinstance(answer, Failed)
+    assert "torch 2.7.1 has no products with another output type" in answer.reason
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "fp16", "bf16"])

@@ -129,8 +129,8 @@ def problem_words(operation: Operation, problem: Problem) -> list[str]:
     words = ["--problem", operation.text(problem), "--dtype", problem.dtype]
     if problem.layout:
         words += ["--layout", problem.layout]
-    for name, value in operation.special(problem).items():
-        words += ["--attribute", f"{name}={value}"]
+    for word in operation.special_words(problem):
+        words += ["--attribute", word]
     return words
 
 

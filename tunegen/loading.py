@@ -117,8 +117,9 @@ def _build(record: TuningRecord, specs: Sequence[KernelSpec] | None) -> Build:
             f"the record of {record.operation} cannot be loaded: {objection}", hint=record.command
         )
     (spec,) = kernels.specs_of(record.operation, known, only=record.spec)
-    wanted = Request(spec.operation, record.problem, device_of(record), (spec,))
-    return build(wanted, spec, spec.space(record.problem, wanted.device).config(record.config))
+    problem = spec.operation.complete(record.problem)
+    wanted = Request(spec.operation, problem, device_of(record), (spec,))
+    return build(wanted, spec, spec.space(problem, wanted.device).config(record.config))
 
 
 def _built_program(built: Build, record: TuningRecord) -> Program:

@@ -59,19 +59,21 @@ __device__ __forceinline__ Accumulator add_slices(const OfSlice& of_slice) {
 }
 
 // Where a block's elements of C go.
-struct Output {
-  Element* c;
+struct Target {
+  Output* c;
   long long ldc;
   int block_col, m, n;
   Accumulator alpha, beta;
+  const Output* bias;
 
   __device__ __forceinline__ void store(int i, Accumulator sum) const {
     const int col = block_col + i % BLOCK_N;
     if (col >= n) return;
-    Element* target = c + i / BLOCK_N * ldc + col;
+    Output* element = c + i / BLOCK_N * ldc + col;
     Accumulator value = alpha * sum;
     // beta == 0 must not read C: it may hold NaN.
-    if constexpr (READS_C) value += beta * convert<Accumulator>(*target);
-    *target = convert<Element>(value);
+    if constexpr (READS_C) value += beta * convert<Accumulator>(*element);
+    if constexpr (HAS_BIAS) value += convert<Accumulator>(bias[col]);
+    *element = convert<Output>(activated(value));
   }
 };

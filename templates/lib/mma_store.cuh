@@ -1,6 +1,7 @@
 /*# SPDX-License-Identifier: Apache-2.0 #*/
 // The way of a warp's sums to C, 16 rows at a time: from registers, two neighbours an access, or
-// through shared memory, whence whole rows of the warp go out as wide as C is aligned.
+// through shared memory, whence whole rows of the warp go out as wide as C is aligned. A slice of K
+// leaves its bare sums, which a second kernel adds up.
 enum : int {
   PAIR_VECTOR = least(2, ALIGN_C),
   // Rows in shared memory are 8 elements apart, so that pairs of 8 rows lie in different banks.
@@ -27,32 +28,12 @@ enum : int {
   MIXED_HALVES = !TRANSPOSE_B && sizeof(Element) == 8,
 };
 
-// Of 16 rows and 16 columns: a lane's pair has two neighbours in one row.
-struct Pair {
-  int row, col;
-  Accumulator values[2];
-};
-__device__ __forceinline__ Pair
-pair_of(const Accumulator (&sums)[2][4], int row_half, int index, int lane, Accumulator alpha) {
-  const int member = lane % 4;
-  Pair pair{
-      fragment_row<TRANSPOSE_A>(row_half, lane / 4),
-      MIXED_HALVES ? 4 * member + 2 * index : 8 * index + 2 * member,
-      {}};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const Accumulator sum =
-        MIXED_HALVES ? sums[i][2 * row_half + index] : sums[index][2 * row_half + i];
-    pair.values[i] = SPLIT_K == 1 ? alpha * sum : sum;
-  }
-  return pair;
-}
-
 // Where a warp's sums go: `c` is its first element, of which `rows` and `cols` from there on lie
-// inside.
+// inside, `bias` that of its first column.
 struct Target {
   Output* c;
   long long ldc;
+  const Output* bias;
   int rows, cols;
 
   __device__ __forceinline__ int inside(int row, int col) const {
@@ -60,8 +41,68 @@ struct Target {
   }
 };
 
+// Of 16 rows and 16 columns: a lane's pair has two neighbours in one row.
+struct Pair {
+  int row, col;
+  Accumulator values[2];
+};
+__device__ __forceinline__ int column_of_pair(int index, int lane) {
+  return MIXED_HALVES ? lane % 4 * 4 + 2 * index : 8 * index + lane % 4 * 2;
+}
+
+// The bias of a lane's pairs, two for every 16 columns.
+struct Biases {
+  Vector<Output, PAIR_VECTOR> parts[WARP_N / 8][2 / PAIR_VECTOR];
+
+  __device__ __forceinline__ Biases(const Target& target, int lane) {
+    if constexpr (HAS_BIAS) {
+      if (target.cols >= WARP_N) {
+        load<true>(target, lane);
+      } else {
+        load<false>(target, lane);
+      }
+    }
+  }
+  __device__ __forceinline__ Accumulator at(int pair, int i) const {
+    return convert<Accumulator>(parts[pair][i / PAIR_VECTOR].values[i % PAIR_VECTOR]);
+  }
+
+ private:
+  // WHOLE: all columns lie inside.
+  template <bool WHOLE>
+  __device__ __forceinline__ void load(const Target& target, int lane) {
+#pragma unroll
+    for (int j = 0; j < WARP_N / 8; ++j) {
+#pragma unroll
+      for (int first = 0; first < 2; first += PAIR_VECTOR) {
+        const int col = j / 2 * 16 + column_of_pair(j % 2, lane) + first;
+        const Output* from = target.bias + col;
+        parts[j][first / PAIR_VECTOR] = WHOLE ? load_vector<PAIR_VECTOR>(from)
+                                              : load_inside<PAIR_VECTOR>(from, target.cols - col);
+      }
+    }
+  }
+};
+
+// Pair number `index` of 16 columns, `number` of the warp's. Nothing but C is still to be added.
+__device__ __forceinline__ Pair pair_of(
+    const Accumulator (&sums)[2][4], int row_half, int index, int lane, Accumulator alpha,
+    const Biases& biases, int number) {
+  Pair pair{fragment_row<TRANSPOSE_A>(row_half, lane / 4), column_of_pair(index, lane), {}};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Accumulator sum =
+        MIXED_HALVES ? sums[i][2 * row_half + index] : sums[index][2 * row_half + i];
+    pair.values[i] = SPLIT_K == 1 ? alpha * sum : sum;
+    if constexpr (HAS_BIAS) pair.values[i] += biases.at(number, i);
+    if constexpr (!READS_C) pair.values[i] = activated(pair.values[i]);
+  }
+  return pair;
+}
+
 __device__ __forceinline__ void store_from_registers(
     const Sums& sums, const Target& target, int lane, Accumulator alpha, Accumulator beta) {
+  const Biases biases(target, lane);
 #pragma unroll
   for (int i = 0; i < WARP_M / 16; ++i) {
 #pragma unroll
@@ -72,7 +113,7 @@ __device__ __forceinline__ void store_from_registers(
       for (int pass = READS_C ? 0 : 1; pass < 2; ++pass) {
 #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j) {
-          const Pair pair = pair_of(sums[i][j / 2], row_half, j % 2, lane, alpha);
+          const Pair pair = pair_of(sums[i][j / 2], row_half, j % 2, lane, alpha, biases, j);
           const int row = 16 * i + pair.row;
 #pragma unroll
           for (int first = 0; first < 2; first += PAIR_VECTOR) {
@@ -87,7 +128,9 @@ __device__ __forceinline__ void store_from_registers(
             for (int k = 0; k < PAIR_VECTOR; ++k) {
               Accumulator value = pair.values[first + k];
               // beta == 0 must not read C: it may hold NaN.
-              if constexpr (READS_C) value += beta * convert<Accumulator>(result.values[k]);
+              if constexpr (READS_C) {
+                value = activated(value + beta * convert<Accumulator>(result.values[k]));
+              }
               result.values[k] = convert<Output>(value);
             }
             store_inside(address, result, target.inside(row, col));
@@ -103,13 +146,16 @@ __device__ __forceinline__ void store_through_shared(
     const Sums& sums, Staged* strip, const Target& target, int lane, Accumulator alpha,
     Accumulator beta) {
   constexpr int PIECE = least(ROW_VECTOR, 16 / sizeof(Staged));
+  const Biases biases(target, lane);
   const int own_row = lane / ROW_VECTORS;
   const int own_col = lane % ROW_VECTORS * ROW_VECTOR;
 #pragma unroll
   for (int i = 0; i < WARP_M / 16; ++i) {
 #pragma unroll
     for (int part = 0; part < WARP_N / 4; ++part) {
-      const Pair pair = pair_of(sums[i][part / 4], part / 2 % 2, part % 2, lane, alpha);
+      const int index = part % 2;
+      const Pair pair = pair_of(
+          sums[i][part / 4], part / 2 % 2, index, lane, alpha, biases, part / 4 * 2 + index);
       Vector<Staged, 2> staged;
 #pragma unroll
       for (int k = 0; k < 2; ++k) staged.values[k] = convert<Staged>(pair.values[k]);
@@ -136,8 +182,8 @@ __device__ __forceinline__ void store_through_shared(
           for (int l = 0; l < PIECE; ++l) {
             Output& result = results[pass].values[k + l];
             if constexpr (READS_C) {
-              result = convert<Output>(
-                  convert<Accumulator>(piece.values[l]) + beta * convert<Accumulator>(result));
+              const Accumulator value = convert<Accumulator>(piece.values[l]);
+              result = convert<Output>(activated(value + beta * convert<Accumulator>(result)));
             } else {
               result = convert<Output>(piece.values[l]);
             }

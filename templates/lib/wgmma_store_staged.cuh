@@ -40,7 +40,8 @@ __device__ __forceinline__ void store_matrices(unsigned address, const unsigned 
 
 // Rounds the sums of a portion whose first element of C is (row, col), and stages them.
 __device__ __forceinline__ void stage_sums(
-    const fp32* sums, unsigned buffer, const Target& target, int row, int col) {
+    const fp32* sums, unsigned buffer, const Target& target, const Bias<STORE_COLUMNS>& bias,
+    int row, int col) {
   const int lane = target.thread % 32;
 #pragma unroll
   for (int j = 0; j < STORE_COLUMNS / 2; j += 8) {
@@ -60,6 +61,8 @@ __device__ __forceinline__ void stage_sums(
             pair[e] += target.beta * convert<fp32>(target.c[r * target.ldc + s]);
           }
         }
+        if constexpr (HAS_BIAS) pair[e] += bias.at(j + i + e);
+        pair[e] = activated(pair[e]);
       }
       rows[i / 2] = pack(pair[0], pair[1]);
     }
@@ -109,10 +112,13 @@ __device__ __forceinline__ void store_tile(
     for (int j = 0; j < MMA_N; j += STORE_COLUMNS) {
       const int row = target.row + (SWAP_OPERANDS ? j : i * 64);
       const int col = target.col + (SWAP_OPERANDS ? i * 64 : j);
+      // Before the barrier, which hides the wait.
+      Bias<STORE_COLUMNS> bias;
+      bias.load(target, col);
       // The portion before has left shared memory.
       if (TMA_STORE && target.thread == 0) store_wait_read<0>();
       named_sync(staging.barrier, 128);
-      stage_sums(sums[i] + j / 2, staging.address, target, row, col);
+      stage_sums(sums[i] + j / 2, staging.address, target, bias, row, col);
       if constexpr (TMA_STORE) fence_async_proxy();
       named_sync(staging.barrier, 128);
       store_portion(target, staging, row, col);

@@ -60,6 +60,10 @@ inline double cospi(double half_turns) {
   return cos(M_PI * half_turns);
 }
 
+inline float __fdividef(float left, float right) {
+  return left / right;
+}
+
 // The kernel's parameters as one letter each, to be held against the launch plan's arguments.
 template <typename T>
 constexpr char emulator_letter() {

@@ -1,10 +1,10 @@
-// tunegen_matmul_gemv: C = alpha * A B + beta * C, spec gemv, for sm_90.
+// tunegen_matmul_gemv: C = act(alpha * A B + beta * C + bias), spec gemv, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
 // Config: ROWS=8 COLS=4 LANES_K=8 UNROLL=2 WARPS_K=8 WARPS_N=1 MIN_BLOCKS=1 TILE_K=1024 SPLIT_K=1 REDUCE=0 LOAD_POLICY=2
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec gemv --problem 8x4096x4096 --dtype bf16 --layout tt --attribute beta=1 --param ROWS=8 --param COLS=4 --param LANES_K=8 --param UNROLL=2 --param WARPS_K=8 --param WARPS_N=1 --param MIN_BLOCKS=1 --param TILE_K=1024 --param SPLIT_K=1 --param REDUCE=0 --param LOAD_POLICY=2 --emit cuda
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec gemv --problem 8x4096x4096 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param ROWS=8 --param COLS=4 --param LANES_K=8 --param UNROLL=2 --param WARPS_K=8 --param WARPS_N=1 --param MIN_BLOCKS=1 --param TILE_K=1024 --param SPLIT_K=1 --param REDUCE=0 --param LOAD_POLICY=2 --emit cuda
 
-// C = alpha * A B + beta * C for a matrix A of few rows: every element of B is used M times only,
-// so what counts is how many bytes of B are under way at any time.
+// C = act(alpha * A B + beta * C + bias) for a matrix A of few rows: every element of B is used M
+// times only, so what counts is how many bytes of B are under way at any time.
 //
 //   A is M x K, B is K x N, C is M x N, all row-major; a transposed operand is stored K x M or
 //   N x K. A block computes all rows of BLOCK_N columns of C, or a slice of their sums. Its lanes
@@ -22,7 +22,8 @@
 //
 //   At the end the lanes along K add up their sums by shuffles, the warps along K through shared
 //   memory, and the SPLIT_K blocks along K through the workspace or the shared memory of their
-//   cluster, always in the same order: the same input gives the same bits.
+//   cluster, always in the same order: the same input gives the same bits. Whoever has a total
+//   takes it to C.
 
 // Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
 // arithmetic is done in fp32.
@@ -85,6 +86,7 @@ __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
 
 using Element = bf16;
 using Accumulator = fp32;
+using Output = bf16;
 enum : int {
   ROWS = 8,
   COLS = 4,
@@ -100,6 +102,8 @@ enum : int {
   TRANSPOSE_A = 1,
   TRANSPOSE_B = 1,
   READS_C = 1,
+  HAS_BIAS = 1,
+  ACTIVATION = 2,
   ALIGN_A = 8,
   ALIGN_B = 8,
 };
@@ -637,6 +641,39 @@ __device__ __forceinline__ void add_rest(
   }
 }
 
+// What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
+enum Activation {
+  ACTIVATION_NONE = 0,
+  ACTIVATION_RELU = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_SILU = 3,
+};
+
+// Within 2 ulp: a correctly rounded quotient takes as long as the rest of an activation.
+__device__ __forceinline__ fp32 quotient(fp32 left, fp32 right) {
+  return __fdividef(left, right);
+}
+__device__ __forceinline__ fp64 quotient(fp64 left, fp64 right) {
+  return left / right;
+}
+
+// NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ T activated(T x) {
+  if constexpr (ACTIVATION == ACTIVATION_RELU) {
+    return x < 0 ? 0 : x;
+  } else if constexpr (ACTIVATION == ACTIVATION_GELU) {
+    constexpr T SQRT_HALF = 0.70710678118654752440;
+    return static_cast<T>(0.5) * x * (1 + erf(x * SQRT_HALF));
+  } else if constexpr (ACTIVATION == ACTIVATION_SILU) {
+    // x / (1 + exp(-x)), with the exponential of what is negative: it never overflows.
+    const T decay = exp(-fabs(x));
+    return quotient(x < 0 ? x * decay : x, 1 + decay);
+  } else {
+    return x;
+  }
+}
+
 // Adds COUNT values up over the lanes along K, the farthest first. As long as there are several, a
 // lane hands one half of them over and keeps the other, so that each total ends in one lane: the
 // lane's totals are `first` and the following ones. A lane that is no owner has what another has.
@@ -696,27 +733,31 @@ __device__ __forceinline__ Accumulator add_slices(const OfSlice& of_slice) {
 }
 
 // Where a block's elements of C go.
-struct Output {
-  Element* c;
+struct Target {
+  Output* c;
   long long ldc;
   int block_col, m, n;
   Accumulator alpha, beta;
+  const Output* bias;
 
   __device__ __forceinline__ void store(int i, Accumulator sum) const {
     const int col = block_col + i % BLOCK_N;
     if (col >= n) return;
-    Element* target = c + i / BLOCK_N * ldc + col;
+    Output* element = c + i / BLOCK_N * ldc + col;
     Accumulator value = alpha * sum;
     // beta == 0 must not read C: it may hold NaN.
-    if constexpr (READS_C) value += beta * convert<Accumulator>(*target);
-    *target = convert<Element>(value);
+    if constexpr (READS_C) value += beta * convert<Accumulator>(*element);
+    if constexpr (HAS_BIAS) value += convert<Accumulator>(bias[col]);
+    *element = convert<Output>(activated(value));
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul_gemv(
     const Element* __restrict__ a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
     const Element* __restrict__ b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B
-    Element* __restrict__ c,        // (batch, M, N), read only when READS_C
+    Output* __restrict__ c,         // (batch, M, N), read only when READS_C
+    // For every row.
+    const Output* __restrict__ bias,  // (N)
     int batch, int m, int n, int k, long long lda, long long ldb, long long ldc,
     long long batch_stride_a, long long batch_stride_b, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
@@ -744,10 +785,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul
 
   add_lanes(sums, warp_sums);
   __syncthreads();
-  const Output output{c, ldc, block_col, m, n, alpha, beta};
+  const Target target{c, ldc, block_col, m, n, alpha, beta, bias};
   if constexpr (SPLIT_K == 1) {
     for (int i = threadIdx.x; i < m * BLOCK_N; i += THREADS) {
-      output.store(i, add_warps(warp_sums, i));
+      target.store(i, add_warps(warp_sums, i));
     }
   }
 }

@@ -1,9 +1,9 @@
-// tunegen_matmul_mma: C = alpha * A B + beta * C, spec mma, for sm_90.
+// tunegen_matmul_mma: C = act(alpha * A B + beta * C + bias), spec mma, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
 // Config: BLOCK_M=128 WARP_M=64 BLOCK_N=128 WARP_N=32 MMA_ROWS=16 MMA_K=8 BLOCK_K=16 REGISTER_BUFFERS=1 STAGES=4 STAGED_STORE=0 MIN_BLOCKS=1 SPLIT_K=1 RASTER_GROUP=8
 // Regenerate: tunegen inspect matmul --arch sm_90 --spec mma --problem 4096x4096x4096 --dtype fp64 --layout nn --param BLOCK_M=128 --param WARP_M=64 --param BLOCK_N=128 --param WARP_N=32 --param MMA_ROWS=16 --param MMA_K=8 --param BLOCK_K=16 --param REGISTER_BUFFERS=1 --param STAGES=4 --param STAGED_STORE=0 --param MIN_BLOCKS=1 --param SPLIT_K=1 --param RASTER_GROUP=8 --emit cuda
 
-// C = alpha * A B + beta * C on the tensor cores, by the instructions of a warp (sm_80 and later).
+// C = act(alpha * A B + beta * C + bias) on the tensor cores, by the instructions of a warp (sm_80 and later).
 //
 //   A is M x K, B is K x N, C is M x N, all row-major; a transposed operand is stored K x M or
 //   N x K. A block computes BLOCK_M x BLOCK_N elements of C and walks along K in tiles of BLOCK_K.
@@ -84,6 +84,7 @@ __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
 
 using Element = fp64;
 using Accumulator = fp64;
+using Output = fp64;
 enum : int {
   BLOCK_M = 128,
   WARP_M = 64,
@@ -101,6 +102,8 @@ enum : int {
   TRANSPOSE_A = 0,
   TRANSPOSE_B = 0,
   READS_C = 0,
+  HAS_BIAS = 0,
+  ACTIVATION = 0,
   ALIGN_A = 2,
   ALIGN_B = 2,
   ALIGN_C = 2,
@@ -921,19 +924,42 @@ struct Pipeline {
   }
 };
 
-// A slice of K writes its bare sums, which a second kernel adds up.
-template <bool SLICES>
-struct OutputOf {
-  using Type = Element;
+// What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
+enum Activation {
+  ACTIVATION_NONE = 0,
+  ACTIVATION_RELU = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_SILU = 3,
 };
-template <>
-struct OutputOf<true> {
-  using Type = Accumulator;
-};
-using Output = OutputOf<(SPLIT_K > 1)>::Type;
+
+// Within 2 ulp: a correctly rounded quotient takes as long as the rest of an activation.
+__device__ __forceinline__ fp32 quotient(fp32 left, fp32 right) {
+  return __fdividef(left, right);
+}
+__device__ __forceinline__ fp64 quotient(fp64 left, fp64 right) {
+  return left / right;
+}
+
+// NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ T activated(T x) {
+  if constexpr (ACTIVATION == ACTIVATION_RELU) {
+    return x < 0 ? 0 : x;
+  } else if constexpr (ACTIVATION == ACTIVATION_GELU) {
+    constexpr T SQRT_HALF = 0.70710678118654752440;
+    return static_cast<T>(0.5) * x * (1 + erf(x * SQRT_HALF));
+  } else if constexpr (ACTIVATION == ACTIVATION_SILU) {
+    // x / (1 + exp(-x)), with the exponential of what is negative: it never overflows.
+    const T decay = exp(-fabs(x));
+    return quotient(x < 0 ? x * decay : x, 1 + decay);
+  } else {
+    return x;
+  }
+}
 
 // The way of a warp's sums to C, 16 rows at a time: from registers, two neighbours an access, or
-// through shared memory, whence whole rows of the warp go out as wide as C is aligned.
+// through shared memory, whence whole rows of the warp go out as wide as C is aligned. A slice of K
+// leaves its bare sums, which a second kernel adds up.
 enum : int {
   PAIR_VECTOR = least(2, ALIGN_C),
   // Rows in shared memory are 8 elements apart, so that pairs of 8 rows lie in different banks.
@@ -960,32 +986,12 @@ enum : int {
   MIXED_HALVES = !TRANSPOSE_B && sizeof(Element) == 8,
 };
 
-// Of 16 rows and 16 columns: a lane's pair has two neighbours in one row.
-struct Pair {
-  int row, col;
-  Accumulator values[2];
-};
-__device__ __forceinline__ Pair
-pair_of(const Accumulator (&sums)[2][4], int row_half, int index, int lane, Accumulator alpha) {
-  const int member = lane % 4;
-  Pair pair{
-      fragment_row<TRANSPOSE_A>(row_half, lane / 4),
-      MIXED_HALVES ? 4 * member + 2 * index : 8 * index + 2 * member,
-      {}};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const Accumulator sum =
-        MIXED_HALVES ? sums[i][2 * row_half + index] : sums[index][2 * row_half + i];
-    pair.values[i] = SPLIT_K == 1 ? alpha * sum : sum;
-  }
-  return pair;
-}
-
 // Where a warp's sums go: `c` is its first element, of which `rows` and `cols` from there on lie
-// inside.
+// inside, `bias` that of its first column.
 struct Target {
   Output* c;
   long long ldc;
+  const Output* bias;
   int rows, cols;
 
   __device__ __forceinline__ int inside(int row, int col) const {
@@ -993,8 +999,68 @@ struct Target {
   }
 };
 
+// Of 16 rows and 16 columns: a lane's pair has two neighbours in one row.
+struct Pair {
+  int row, col;
+  Accumulator values[2];
+};
+__device__ __forceinline__ int column_of_pair(int index, int lane) {
+  return MIXED_HALVES ? lane % 4 * 4 + 2 * index : 8 * index + lane % 4 * 2;
+}
+
+// The bias of a lane's pairs, two for every 16 columns.
+struct Biases {
+  Vector<Output, PAIR_VECTOR> parts[WARP_N / 8][2 / PAIR_VECTOR];
+
+  __device__ __forceinline__ Biases(const Target& target, int lane) {
+    if constexpr (HAS_BIAS) {
+      if (target.cols >= WARP_N) {
+        load<true>(target, lane);
+      } else {
+        load<false>(target, lane);
+      }
+    }
+  }
+  __device__ __forceinline__ Accumulator at(int pair, int i) const {
+    return convert<Accumulator>(parts[pair][i / PAIR_VECTOR].values[i % PAIR_VECTOR]);
+  }
+
+ private:
+  // WHOLE: all columns lie inside.
+  template <bool WHOLE>
+  __device__ __forceinline__ void load(const Target& target, int lane) {
+#pragma unroll
+    for (int j = 0; j < WARP_N / 8; ++j) {
+#pragma unroll
+      for (int first = 0; first < 2; first += PAIR_VECTOR) {
+        const int col = j / 2 * 16 + column_of_pair(j % 2, lane) + first;
+        const Output* from = target.bias + col;
+        parts[j][first / PAIR_VECTOR] = WHOLE ? load_vector<PAIR_VECTOR>(from)
+                                              : load_inside<PAIR_VECTOR>(from, target.cols - col);
+      }
+    }
+  }
+};
+
+// Pair number `index` of 16 columns, `number` of the warp's. Nothing but C is still to be added.
+__device__ __forceinline__ Pair pair_of(
+    const Accumulator (&sums)[2][4], int row_half, int index, int lane, Accumulator alpha,
+    const Biases& biases, int number) {
+  Pair pair{fragment_row<TRANSPOSE_A>(row_half, lane / 4), column_of_pair(index, lane), {}};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Accumulator sum =
+        MIXED_HALVES ? sums[i][2 * row_half + index] : sums[index][2 * row_half + i];
+    pair.values[i] = SPLIT_K == 1 ? alpha * sum : sum;
+    if constexpr (HAS_BIAS) pair.values[i] += biases.at(number, i);
+    if constexpr (!READS_C) pair.values[i] = activated(pair.values[i]);
+  }
+  return pair;
+}
+
 __device__ __forceinline__ void store_from_registers(
     const Sums& sums, const Target& target, int lane, Accumulator alpha, Accumulator beta) {
+  const Biases biases(target, lane);
 #pragma unroll
   for (int i = 0; i < WARP_M / 16; ++i) {
 #pragma unroll
@@ -1005,7 +1071,7 @@ __device__ __forceinline__ void store_from_registers(
       for (int pass = READS_C ? 0 : 1; pass < 2; ++pass) {
 #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j) {
-          const Pair pair = pair_of(sums[i][j / 2], row_half, j % 2, lane, alpha);
+          const Pair pair = pair_of(sums[i][j / 2], row_half, j % 2, lane, alpha, biases, j);
           const int row = 16 * i + pair.row;
 #pragma unroll
           for (int first = 0; first < 2; first += PAIR_VECTOR) {
@@ -1020,7 +1086,9 @@ __device__ __forceinline__ void store_from_registers(
             for (int k = 0; k < PAIR_VECTOR; ++k) {
               Accumulator value = pair.values[first + k];
               // beta == 0 must not read C: it may hold NaN.
-              if constexpr (READS_C) value += beta * convert<Accumulator>(result.values[k]);
+              if constexpr (READS_C) {
+                value = activated(value + beta * convert<Accumulator>(result.values[k]));
+              }
               result.values[k] = convert<Output>(value);
             }
             store_inside(address, result, target.inside(row, col));
@@ -1036,13 +1104,16 @@ __device__ __forceinline__ void store_through_shared(
     const Sums& sums, Staged* strip, const Target& target, int lane, Accumulator alpha,
     Accumulator beta) {
   constexpr int PIECE = least(ROW_VECTOR, 16 / sizeof(Staged));
+  const Biases biases(target, lane);
   const int own_row = lane / ROW_VECTORS;
   const int own_col = lane % ROW_VECTORS * ROW_VECTOR;
 #pragma unroll
   for (int i = 0; i < WARP_M / 16; ++i) {
 #pragma unroll
     for (int part = 0; part < WARP_N / 4; ++part) {
-      const Pair pair = pair_of(sums[i][part / 4], part / 2 % 2, part % 2, lane, alpha);
+      const int index = part % 2;
+      const Pair pair = pair_of(
+          sums[i][part / 4], part / 2 % 2, index, lane, alpha, biases, part / 4 * 2 + index);
       Vector<Staged, 2> staged;
 #pragma unroll
       for (int k = 0; k < 2; ++k) staged.values[k] = convert<Staged>(pair.values[k]);
@@ -1069,8 +1140,8 @@ __device__ __forceinline__ void store_through_shared(
           for (int l = 0; l < PIECE; ++l) {
             Output& result = results[pass].values[k + l];
             if constexpr (READS_C) {
-              result = convert<Output>(
-                  convert<Accumulator>(piece.values[l]) + beta * convert<Accumulator>(result));
+              const Accumulator value = convert<Accumulator>(piece.values[l]);
+              result = convert<Output>(activated(value + beta * convert<Accumulator>(result)));
             } else {
               result = convert<Output>(piece.values[l]);
             }
@@ -1091,6 +1162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul
     int batch, int m, int n, int k, long long lda, long long ldb, long long ldc,
     long long batch_stride_a, long long batch_stride_b, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
+  const Output* bias = nullptr;
   extern __shared__ __align__(128) unsigned char shared_memory[];
 
   // The blocks of all matrices lie along x: y and z end at 65535. Groups of RASTER_GROUP rows of
@@ -1126,7 +1198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul
   const int row = place.block_row + place.warp_row;
   const int col = place.block_col + place.warp_col;
   const Target target{
-      c + matrices_before * batch_stride_c + row * ldc + col, ldc, m - row, n - col};
+      c + matrices_before * batch_stride_c + row * ldc + col, ldc, HAS_BIAS ? bias + col : nullptr,
+      m - row, n - col};
   if constexpr (STAGED_STORE) {
     Staged* strip = reinterpret_cast<Staged*>(shared_memory) + warp * (16 * PITCH);
     store_through_shared(sums, strip, target, place.lane, alpha, beta);

@@ -1,9 +1,9 @@
-// tunegen_matmul_naive: C = alpha * A B + beta * C, spec naive, for sm_90.
+// tunegen_matmul_naive: C = act(alpha * A B + beta * C + bias), spec naive, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
 // Config: BLOCK_M=16 BLOCK_N=16
 // Regenerate: tunegen inspect matmul --arch sm_90 --spec naive --problem 4096x4096x4096 --dtype fp32 --layout nn --param BLOCK_M=16 --param BLOCK_N=16 --emit cuda
 
-// C = alpha * A B + beta * C, one thread per element of C.
+// C = act(alpha * A B + beta * C + bias), one thread per element of C.
 //
 //   A is M x K, B is K x N, C is M x N, all row-major; a transposed operand is stored K x M or
 //   N x K. The tutorial kernel: every thread walks along K through global memory. It is kept as
@@ -78,22 +78,59 @@ __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
 
 using Element = fp32;
 using Accumulator = fp32;
+using Output = fp32;
 enum : int {
   BLOCK_M = 16,
   BLOCK_N = 16,
   TRANSPOSE_A = 0,
   TRANSPOSE_B = 0,
   READS_C = 0,
+  HAS_BIAS = 0,
+  ACTIVATION = 0,
 };
+
+// What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
+enum Activation {
+  ACTIVATION_NONE = 0,
+  ACTIVATION_RELU = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_SILU = 3,
+};
+
+// Within 2 ulp: a correctly rounded quotient takes as long as the rest of an activation.
+__device__ __forceinline__ fp32 quotient(fp32 left, fp32 right) {
+  return __fdividef(left, right);
+}
+__device__ __forceinline__ fp64 quotient(fp64 left, fp64 right) {
+  return left / right;
+}
+
+// NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ T activated(T x) {
+  if constexpr (ACTIVATION == ACTIVATION_RELU) {
+    return x < 0 ? 0 : x;
+  } else if constexpr (ACTIVATION == ACTIVATION_GELU) {
+    constexpr T SQRT_HALF = 0.70710678118654752440;
+    return static_cast<T>(0.5) * x * (1 + erf(x * SQRT_HALF));
+  } else if constexpr (ACTIVATION == ACTIVATION_SILU) {
+    // x / (1 + exp(-x)), with the exponential of what is negative: it never overflows.
+    const T decay = exp(-fabs(x));
+    return quotient(x < 0 ? x * decay : x, 1 + decay);
+  } else {
+    return x;
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M* BLOCK_N, 1) tunegen_matmul_naive(
     const Element* __restrict__ a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
     const Element* __restrict__ b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B
-    Element* __restrict__ c,        // (batch, M, N), read only when READS_C
+    Output* __restrict__ c,         // (batch, M, N), read only when READS_C
     int batch, int m, int n, int k, long long lda, long long ldb, long long ldc,
     long long batch_stride_a, long long batch_stride_b, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
   static_assert(BLOCK_M * BLOCK_N <= 1024, "a block has at most 1024 threads");
+  const Output* bias = nullptr;
   // Blocks lie along x only: y and z end at 65535.
   const int blocks_n = (n + BLOCK_N - 1) / BLOCK_N;
   const int row = static_cast<int>(blockIdx.x / blocks_n) * BLOCK_M + threadIdx.y;
@@ -103,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M* BLOCK_N, 1) tunegen_matmul
   for (int matrix = blockIdx.z; matrix < batch; matrix += gridDim.z) {
     const Element* a_matrix = a + matrix * batch_stride_a;
     const Element* b_matrix = b + matrix * batch_stride_b;
-    Element* c_element = c + matrix * batch_stride_c + row * ldc + col;
+    Output* c_element = c + matrix * batch_stride_c + row * ldc + col;
     Accumulator sum = 0;
     for (int i = 0; i < k; ++i) {
       const Element a_value = TRANSPOSE_A ? a_matrix[i * lda + row] : a_matrix[row * lda + i];
@@ -113,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M* BLOCK_N, 1) tunegen_matmul
     sum *= alpha;
     // beta == 0 must not read C: it may hold NaN.
     if constexpr (READS_C) sum += beta * convert<Accumulator>(*c_element);
-    *c_element = convert<Element>(sum);
+    if constexpr (HAS_BIAS) sum += convert<Accumulator>(bias[col]);
+    *c_element = convert<Output>(activated(sum));
   }
 }

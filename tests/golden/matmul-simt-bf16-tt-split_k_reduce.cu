@@ -1,9 +1,9 @@
-// tunegen_matmul_split_k_reduce: C = alpha * A B + beta * C, spec simt, for sm_90.
+// tunegen_matmul_split_k_reduce: C = act(alpha * A B + beta * C + bias), spec simt, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
 // Config: BLOCK_M=128 WARP_M=32 THREAD_M=8 BLOCK_N=64 WARP_N=32 THREAD_N=4 SHARED_BUFFERS=2 ASYNC_COPY=0 BLOCK_K=16 REGISTER_BUFFERS=2 UNROLL_K=16 VECTOR_WIDTH=8 PADDING=4 MIN_BLOCKS=1 SPLIT_K=2 RASTER_GROUP=1
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec simt --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute beta=1 --param BLOCK_M=128 --param WARP_M=32 --param THREAD_M=8 --param BLOCK_N=64 --param WARP_N=32 --param THREAD_N=4 --param SHARED_BUFFERS=2 --param ASYNC_COPY=0 --param BLOCK_K=16 --param REGISTER_BUFFERS=2 --param UNROLL_K=16 --param VECTOR_WIDTH=8 --param PADDING=4 --param MIN_BLOCKS=1 --param SPLIT_K=2 --param RASTER_GROUP=1 --emit cuda
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec simt --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param BLOCK_M=128 --param WARP_M=32 --param THREAD_M=8 --param BLOCK_N=64 --param WARP_N=32 --param THREAD_N=4 --param SHARED_BUFFERS=2 --param ASYNC_COPY=0 --param BLOCK_K=16 --param REGISTER_BUFFERS=2 --param UNROLL_K=16 --param VECTOR_WIDTH=8 --param PADDING=4 --param MIN_BLOCKS=1 --param SPLIT_K=2 --param RASTER_GROUP=1 --emit cuda
 
-// C = alpha * (sum of SPLIT_K partial products) + beta * C.
+// C = act(alpha * (sum of SPLIT_K partial products) + beta * C + bias).
 //
 //   The sums of all slices of K lie behind one another. A thread adds WIDTH neighbouring elements,
 //   always in the order of the slices: the same input gives the same bits.
@@ -69,6 +69,7 @@ __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
 
 using Element = bf16;
 using Accumulator = fp32;
+using Output = bf16;
 enum : int {
   BLOCK_M = 128,
   WARP_M = 32,
@@ -87,6 +88,8 @@ enum : int {
   SPLIT_K = 2,
   RASTER_GROUP = 1,
   READS_C = 1,
+  HAS_BIAS = 1,
+  ACTIVATION = 2,
   ALIGN_C = 1,
   REDUCE_THREADS = 256,
 };
@@ -139,6 +142,39 @@ __device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vec
   }
 }
 
+// What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
+enum Activation {
+  ACTIVATION_NONE = 0,
+  ACTIVATION_RELU = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_SILU = 3,
+};
+
+// Within 2 ulp: a correctly rounded quotient takes as long as the rest of an activation.
+__device__ __forceinline__ fp32 quotient(fp32 left, fp32 right) {
+  return __fdividef(left, right);
+}
+__device__ __forceinline__ fp64 quotient(fp64 left, fp64 right) {
+  return left / right;
+}
+
+// NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ T activated(T x) {
+  if constexpr (ACTIVATION == ACTIVATION_RELU) {
+    return x < 0 ? 0 : x;
+  } else if constexpr (ACTIVATION == ACTIVATION_GELU) {
+    constexpr T SQRT_HALF = 0.70710678118654752440;
+    return static_cast<T>(0.5) * x * (1 + erf(x * SQRT_HALF));
+  } else if constexpr (ACTIVATION == ACTIVATION_SILU) {
+    // x / (1 + exp(-x)), with the exponential of what is negative: it never overflows.
+    const T decay = exp(-fabs(x));
+    return quotient(x < 0 ? x * decay : x, 1 + decay);
+  } else {
+    return x;
+  }
+}
+
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
   VECTOR_C = least(ALIGN_C, WIDTH),
@@ -146,7 +182,9 @@ enum : int {
 
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_split_k_reduce(
     const Accumulator* __restrict__ partials,  // (SPLIT_K, batch, M, N), N padded to whole WIDTHs
-    Element* __restrict__ c,                   // (batch, M, N), read only when READS_C
+    Output* __restrict__ c,                    // (batch, M, N), read only when READS_C
+    // For every row.
+    const Output* __restrict__ bias,  // (N)
     int batch, int m, int n, long long ldc, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
   const int row_vectors = (n + WIDTH - 1) / WIDTH;
@@ -167,17 +205,20 @@ extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_spli
   }
 
   const int col = static_cast<int>(index - row * row_vectors) * WIDTH;
-  Element* target = c + row / m * batch_stride_c + row % m * ldc + col;
+  Output* target = c + row / m * batch_stride_c + row % m * ldc + col;
 #pragma unroll
   for (int i = 0; i < WIDTH; i += VECTOR_C) {
-    Vector<Element, VECTOR_C> result;
+    Vector<Output, VECTOR_C> result;
+    Vector<Output, VECTOR_C> biases;
+    if constexpr (HAS_BIAS) biases = load_inside<VECTOR_C>(bias + col + i, n - col - i);
     // beta == 0 must not read C: it may hold NaN.
     if constexpr (READS_C) result = load_inside<VECTOR_C>(target + i, n - col - i);
 #pragma unroll
     for (int j = 0; j < VECTOR_C; ++j) {
       Accumulator value = alpha * parts[0].values[i + j];
       if constexpr (READS_C) value += beta * convert<Accumulator>(result.values[j]);
-      result.values[j] = convert<Element>(value);
+      if constexpr (HAS_BIAS) value += convert<Accumulator>(biases.values[j]);
+      result.values[j] = convert<Output>(activated(value));
     }
     store_inside(target + i, result, n - col - i);
   }

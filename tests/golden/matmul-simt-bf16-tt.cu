@@ -1,9 +1,9 @@
-// tunegen_matmul_simt: C = alpha * A B + beta * C, spec simt, for sm_90.
+// tunegen_matmul_simt: C = act(alpha * A B + beta * C + bias), spec simt, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
 // Config: BLOCK_M=128 WARP_M=32 THREAD_M=8 BLOCK_N=64 WARP_N=32 THREAD_N=4 SHARED_BUFFERS=2 ASYNC_COPY=0 BLOCK_K=16 REGISTER_BUFFERS=2 UNROLL_K=16 VECTOR_WIDTH=8 PADDING=4 MIN_BLOCKS=1 SPLIT_K=1 RASTER_GROUP=1
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec simt --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute beta=1 --param BLOCK_M=128 --param WARP_M=32 --param THREAD_M=8 --param BLOCK_N=64 --param WARP_N=32 --param THREAD_N=4 --param SHARED_BUFFERS=2 --param ASYNC_COPY=0 --param BLOCK_K=16 --param REGISTER_BUFFERS=2 --param UNROLL_K=16 --param VECTOR_WIDTH=8 --param PADDING=4 --param MIN_BLOCKS=1 --param SPLIT_K=1 --param RASTER_GROUP=1 --emit cuda
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec simt --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param BLOCK_M=128 --param WARP_M=32 --param THREAD_M=8 --param BLOCK_N=64 --param WARP_N=32 --param THREAD_N=4 --param SHARED_BUFFERS=2 --param ASYNC_COPY=0 --param BLOCK_K=16 --param REGISTER_BUFFERS=2 --param UNROLL_K=16 --param VECTOR_WIDTH=8 --param PADDING=4 --param MIN_BLOCKS=1 --param SPLIT_K=1 --param RASTER_GROUP=1 --emit cuda
 
-// C = alpha * A B + beta * C on the CUDA cores.
+// C = act(alpha * A B + beta * C + bias) on the CUDA cores.
 //
 //   A is M x K, B is K x N, C is M x N, all row-major; a transposed operand is stored K x M or
 //   N x K. A block computes BLOCK_M x BLOCK_N elements of C and walks along K in tiles of BLOCK_K.
@@ -85,6 +85,7 @@ __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
 
 using Element = bf16;
 using Accumulator = fp32;
+using Output = bf16;
 enum : int {
   BLOCK_M = 128,
   WARP_M = 32,
@@ -105,6 +106,8 @@ enum : int {
   TRANSPOSE_A = 1,
   TRANSPOSE_B = 1,
   READS_C = 1,
+  HAS_BIAS = 1,
+  ACTIVATION = 2,
   ALIGN_A = 8,
   ALIGN_B = 2,
   ALIGN_C = 1,
@@ -621,21 +624,52 @@ struct Pipeline {
   }
 };
 
-// A slice of K writes its bare sums, which a second kernel adds up.
-template <bool SLICES>
-struct OutputOf {
-  using Type = Element;
+// What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
+enum Activation {
+  ACTIVATION_NONE = 0,
+  ACTIVATION_RELU = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_SILU = 3,
 };
-template <>
-struct OutputOf<true> {
-  using Type = Accumulator;
-};
-using Output = OutputOf<(SPLIT_K > 1)>::Type;
 
-// Writes a thread's sums; (row, col) is its first element of C.
+// Within 2 ulp: a correctly rounded quotient takes as long as the rest of an activation.
+__device__ __forceinline__ fp32 quotient(fp32 left, fp32 right) {
+  return __fdividef(left, right);
+}
+__device__ __forceinline__ fp64 quotient(fp64 left, fp64 right) {
+  return left / right;
+}
+
+// NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ T activated(T x) {
+  if constexpr (ACTIVATION == ACTIVATION_RELU) {
+    return x < 0 ? 0 : x;
+  } else if constexpr (ACTIVATION == ACTIVATION_GELU) {
+    constexpr T SQRT_HALF = 0.70710678118654752440;
+    return static_cast<T>(0.5) * x * (1 + erf(x * SQRT_HALF));
+  } else if constexpr (ACTIVATION == ACTIVATION_SILU) {
+    // x / (1 + exp(-x)), with the exponential of what is negative: it never overflows.
+    const T decay = exp(-fabs(x));
+    return quotient(x < 0 ? x * decay : x, 1 + decay);
+  } else {
+    return x;
+  }
+}
+
+// Writes a thread's sums; (row, col) is its first element of C. A slice of K writes them as they
+// are, for a second kernel to add up.
 __device__ __forceinline__ void store(
-    const Accumulator (&sums)[THREAD_M][THREAD_N], Output* c, long long ldc, int row, int col,
-    int m, int n, Accumulator alpha, Accumulator beta) {
+    const Accumulator (&sums)[THREAD_M][THREAD_N], Output* c, long long ldc, const Output* bias,
+    int row, int col, int m, int n, Accumulator alpha, Accumulator beta) {
+  Vector<Output, VECTOR_C> biases[THREAD_N / VECTOR_C];
+  if constexpr (HAS_BIAS) {
+#pragma unroll
+    for (int j = 0; j < THREAD_N; j += VECTOR_C) {
+      const int first = col + warp_offset<STRIP_N, LANES_N>(j);
+      biases[j / VECTOR_C] = load_inside<VECTOR_C>(bias + first, n - first);
+    }
+  }
 #pragma unroll
   for (int first = 0; first < THREAD_M; first += STRIP_M) {
     // A strip of rows is read before it is written: one wait for C, not one a row.
@@ -660,7 +694,8 @@ __device__ __forceinline__ void store(
             if constexpr (SPLIT_K == 1) value *= alpha;
             // beta == 0 must not read C: it may hold NaN.
             if constexpr (READS_C) value += beta * convert<Accumulator>(result.values[jj]);
-            result.values[jj] = convert<Output>(value);
+            if constexpr (HAS_BIAS) value += convert<Accumulator>(biases[j / VECTOR_C].values[jj]);
+            result.values[jj] = convert<Output>(activated(value));
           }
           store_inside(target, result, inside);
         }
@@ -674,6 +709,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul
     const Element* __restrict__ b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B
     Output* __restrict__ c,         // (batch, M, N), read only when READS_C; with SPLIT_K > 1 the
                                     // partial sums, (SPLIT_K, batch, M, N)
+    // For every row.
+    const Output* __restrict__ bias,  // (N)
     int batch, int m, int n, int k, long long lda, long long ldb, long long ldc,
     long long batch_stride_a, long long batch_stride_b, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
@@ -712,6 +749,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul
 
   const long long matrices_before = static_cast<long long>(slice) * batch + matrix;
   store(
-      sums, c + matrices_before * batch_stride_c, ldc, block_row + place.thread_row,
+      sums, c + matrices_before * batch_stride_c, ldc, bias, block_row + place.thread_row,
       block_col + place.thread_col, m, n, alpha, beta);
 }

@@ -1,9 +1,9 @@
-// tunegen_matmul_wgmma: C = alpha * A B + beta * C, spec wgmma, for sm_90a.
+// tunegen_matmul_wgmma: C = act(alpha * A B + beta * C + bias), spec wgmma, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
 // Config: SWAP_OPERANDS=0 BLOCK_M=128 BLOCK_N=256 CONSUMERS=2 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=4 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 SPARE_SMS=0 RASTER_GROUP=8 RASTER_COLUMNS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=40 L2_PROMOTION=256
 // Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma --problem 4096x4096x4096 --dtype fp16 --layout nn --param SWAP_OPERANDS=0 --param BLOCK_M=128 --param BLOCK_N=256 --param CONSUMERS=2 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=4 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param SPARE_SMS=0 --param RASTER_GROUP=8 --param RASTER_COLUMNS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=40 --param L2_PROMOTION=256 --emit cuda
 
-// C = alpha * A B + beta * C on Hopper's tensor cores.
+// C = act(alpha * A B + beta * C + bias) on Hopper's tensor cores.
 //
 //   A is M x K, B is K x N, C is M x N, all row-major; a transposed operand is stored K x M or
 //   N x K. Blocks stay on their multiprocessor and take tiles of BLOCK_M x BLOCK_N of C in turn.
@@ -109,6 +109,8 @@ enum : int {
   TMA_STORE = 1,
   ALIGN_C = 8,
   READS_C = 0,
+  HAS_BIAS = 0,
+  ACTIVATION = 0,
 };
 
 // N elements that are loaded and stored in one access, so their address is a multiple of N.
@@ -183,7 +185,8 @@ static_assert(
     CLUSTER_M * CLUSTER_N * CLUSTER_K <= 2 || CLUSTER_M * CLUSTER_N == 1,
     "a cluster shares an operand among 2 blocks, or K among 2, 4 or 8");
 static_assert(
-    SPLIT_K == 1 || STORE_PARTS == 1, "sums of a slice go to C from registers, in one part");
+    !DIRECT_STORE || STORE_PARTS == 1,
+    "slices of K, and results of four bytes, are stored from registers, in one part");
 static_assert(
     RIGHT_ACROSS || MMA_N % (8 * RIGHT_SHARERS) == 0,
     "blocks that share an operand bring whole groups of 8 rows");
@@ -690,6 +693,39 @@ struct Exchange {
   }
 };
 
+// What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
+enum Activation {
+  ACTIVATION_NONE = 0,
+  ACTIVATION_RELU = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_SILU = 3,
+};
+
+// Within 2 ulp: a correctly rounded quotient takes as long as the rest of an activation.
+__device__ __forceinline__ fp32 quotient(fp32 left, fp32 right) {
+  return __fdividef(left, right);
+}
+__device__ __forceinline__ fp64 quotient(fp64 left, fp64 right) {
+  return left / right;
+}
+
+// NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ T activated(T x) {
+  if constexpr (ACTIVATION == ACTIVATION_RELU) {
+    return x < 0 ? 0 : x;
+  } else if constexpr (ACTIVATION == ACTIVATION_GELU) {
+    constexpr T SQRT_HALF = 0.70710678118654752440;
+    return static_cast<T>(0.5) * x * (1 + erf(x * SQRT_HALF));
+  } else if constexpr (ACTIVATION == ACTIVATION_SILU) {
+    // x / (1 + exp(-x)), with the exponential of what is negative: it never overflows.
+    const T decay = exp(-fabs(x));
+    return quotient(x < 0 ? x * decay : x, 1 + decay);
+  } else {
+    return x;
+  }
+}
+
 // Where sums lie in the registers of a warpgroup, as the tensor cores leave them: warp w has rows
 // 16 w to 16 w + 15 of 64, a thread two neighbours in each of two rows, eight apart, of every eight
 // columns. Rows are those of the left operand: columns of C with SWAP_OPERANDS.
@@ -704,6 +740,7 @@ __device__ __forceinline__ int column_of_sum(int thread, int index) {
 struct Target {
   Output* c;  // of this matrix, or of this slice's sums
   long long ldc;
+  const Output* bias;
   int m, n;
   int row, col;  // of the consumer's first sum
   int matrix, thread;
@@ -712,6 +749,48 @@ struct Target {
   // A slice of K leaves its bare sums.
   __device__ __forceinline__ fp32 scaled(fp32 sum) const {
     return SPLIT_K == 1 ? alpha * sum : sum;
+  }
+};
+
+// The bias of a thread's sums of COLUMNS columns of the right operand, from column `col` of C on: of
+// two neighbours in every eight, or with SWAP_OPERANDS of two columns of C in all.
+template <int COLUMNS>
+struct Bias {
+  enum : int {
+    WIDTH = !SWAP_OPERANDS && ALIGN_C > 1 ? 2 : 1,
+    PAIRS = SWAP_OPERANDS ? 1 : COLUMNS / 8,
+  };
+  Vector<Output, WIDTH> parts[PAIRS][2 / WIDTH];
+
+  __device__ __forceinline__ void load(const Target& target, int col) {
+    if constexpr (HAS_BIAS) {
+      if (col + (SWAP_OPERANDS ? 64 : COLUMNS) <= target.n) {
+        load_columns<true>(target, col);
+      } else {
+        load_columns<false>(target, col);
+      }
+    }
+  }
+  // Of sum number `index`.
+  __device__ __forceinline__ fp32 at(int index) const {
+    const int which = SWAP_OPERANDS ? index / 2 % 2 : index % 2;
+    return convert<fp32>(parts[SWAP_OPERANDS ? 0 : index / 4][which / WIDTH].values[which % WIDTH]);
+  }
+
+ private:
+  // WHOLE: all columns lie inside.
+  template <bool WHOLE>
+  __device__ __forceinline__ void load_columns(const Target& target, int col) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 / WIDTH; ++j) {
+        const int first = col + (SWAP_OPERANDS ? row_of_sum(target.thread, 2 * j)
+                                               : column_of_sum(target.thread, 4 * i + j));
+        const Output* from = target.bias + first;
+        parts[i][j] = WHOLE ? load_vector<WIDTH>(from) : load_inside<WIDTH>(from, target.n - first);
+      }
+    }
   }
 };
 
@@ -764,7 +843,8 @@ __device__ __forceinline__ void store_matrices(unsigned address, const unsigned 
 
 // Rounds the sums of a portion whose first element of C is (row, col), and stages them.
 __device__ __forceinline__ void stage_sums(
-    const fp32* sums, unsigned buffer, const Target& target, int row, int col) {
+    const fp32* sums, unsigned buffer, const Target& target, const Bias<STORE_COLUMNS>& bias,
+    int row, int col) {
   const int lane = target.thread % 32;
 #pragma unroll
   for (int j = 0; j < STORE_COLUMNS / 2; j += 8) {
@@ -784,6 +864,8 @@ __device__ __forceinline__ void stage_sums(
             pair[e] += target.beta * convert<fp32>(target.c[r * target.ldc + s]);
           }
         }
+        if constexpr (HAS_BIAS) pair[e] += bias.at(j + i + e);
+        pair[e] = activated(pair[e]);
       }
       rows[i / 2] = pack(pair[0], pair[1]);
     }
@@ -833,10 +915,13 @@ __device__ __forceinline__ void store_tile(
     for (int j = 0; j < MMA_N; j += STORE_COLUMNS) {
       const int row = target.row + (SWAP_OPERANDS ? j : i * 64);
       const int col = target.col + (SWAP_OPERANDS ? i * 64 : j);
+      // Before the barrier, which hides the wait.
+      Bias<STORE_COLUMNS> bias;
+      bias.load(target, col);
       // The portion before has left shared memory.
       if (TMA_STORE && target.thread == 0) store_wait_read<0>();
       named_sync(staging.barrier, 128);
-      stage_sums(sums[i] + j / 2, staging.address, target, row, col);
+      stage_sums(sums[i] + j / 2, staging.address, target, bias, row, col);
       if constexpr (TMA_STORE) fence_async_proxy();
       named_sync(staging.barrier, 128);
       store_portion(target, staging, row, col);
@@ -954,6 +1039,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_mat
                              // sums, (SPLIT_K, batch, M, N)
     int batch, int m, int n, int k, long long ldc, long long batch_stride_c, fp32 alpha,
     fp32 beta) {
+  const Output* bias = nullptr;
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned base = shared_address(shared);
   const int inbox = STAGES_BYTES + CONSUMERS * STORE_BYTES;
@@ -992,7 +1078,8 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_mat
     if constexpr (CONSUMERS > 1) set_registers_up<CONSUMER_REGISTERS>();
     const int consumer = warpgroup - 1;
     const int staged = STAGES_BYTES + consumer * STORE_BYTES;
-    const Target target{c, ldc, m, n, 0, 0, 0, static_cast<int>(threadIdx.x) % 128, alpha, beta};
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    const Target target{c, ldc, bias, m, n, 0, 0, 0, thread, alpha, beta};
     const Staging staging{base + staged, shared + staged, 1 + consumer, &c_map};
     const int sent = inbox + consumer * (CLUSTER_K - 1) * SENT_BYTES;
     const Exchange exchange{base + sent, exchanges + 16 * consumer, exchanges + 16 * consumer + 8};

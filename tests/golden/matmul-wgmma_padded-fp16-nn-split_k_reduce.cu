@@ -1,9 +1,9 @@
-// tunegen_matmul_split_k_reduce: C = alpha * A B + beta * C, spec wgmma_padded, for sm_90a.
+// tunegen_matmul_split_k_reduce: C = act(alpha * A B + beta * C + bias), spec wgmma_padded, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
 // Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=1 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=2 SPARE_SMS=0 RASTER_GROUP=1 RASTER_COLUMNS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=256
 // Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype fp16 --layout nn --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=1 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=2 --param SPARE_SMS=0 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=256 --emit cuda
 
-// C = alpha * (sum of SPLIT_K partial products) + beta * C.
+// C = act(alpha * (sum of SPLIT_K partial products) + beta * C + bias).
 //
 //   The sums of all slices of K lie behind one another. A thread adds WIDTH neighbouring elements,
 //   always in the order of the slices: the same input gives the same bits.
@@ -69,6 +69,7 @@ __device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
 
 using Element = fp16;
 using Accumulator = fp32;
+using Output = fp16;
 enum : int {
   SWAP_OPERANDS = 0,
   BLOCK_M = 64,
@@ -89,6 +90,8 @@ enum : int {
   PRODUCER_REGISTERS = 24,
   L2_PROMOTION = 256,
   READS_C = 0,
+  HAS_BIAS = 0,
+  ACTIVATION = 0,
   ALIGN_C = 1,
   REDUCE_THREADS = 256,
 };
@@ -141,6 +144,39 @@ __device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vec
   }
 }
 
+// What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
+enum Activation {
+  ACTIVATION_NONE = 0,
+  ACTIVATION_RELU = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_SILU = 3,
+};
+
+// Within 2 ulp: a correctly rounded quotient takes as long as the rest of an activation.
+__device__ __forceinline__ fp32 quotient(fp32 left, fp32 right) {
+  return __fdividef(left, right);
+}
+__device__ __forceinline__ fp64 quotient(fp64 left, fp64 right) {
+  return left / right;
+}
+
+// NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ T activated(T x) {
+  if constexpr (ACTIVATION == ACTIVATION_RELU) {
+    return x < 0 ? 0 : x;
+  } else if constexpr (ACTIVATION == ACTIVATION_GELU) {
+    constexpr T SQRT_HALF = 0.70710678118654752440;
+    return static_cast<T>(0.5) * x * (1 + erf(x * SQRT_HALF));
+  } else if constexpr (ACTIVATION == ACTIVATION_SILU) {
+    // x / (1 + exp(-x)), with the exponential of what is negative: it never overflows.
+    const T decay = exp(-fabs(x));
+    return quotient(x < 0 ? x * decay : x, 1 + decay);
+  } else {
+    return x;
+  }
+}
+
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
   VECTOR_C = least(ALIGN_C, WIDTH),
@@ -148,9 +184,10 @@ enum : int {
 
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_split_k_reduce(
     const Accumulator* __restrict__ partials,  // (SPLIT_K, batch, M, N), N padded to whole WIDTHs
-    Element* __restrict__ c,                   // (batch, M, N), read only when READS_C
+    Output* __restrict__ c,                    // (batch, M, N), read only when READS_C
     int batch, int m, int n, long long ldc, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
+  const Output* bias = nullptr;
   const int row_vectors = (n + WIDTH - 1) / WIDTH;
   const long long rows = static_cast<long long>(batch) * m;
   const long long index = static_cast<long long>(blockIdx.x) * REDUCE_THREADS + threadIdx.x;
@@ -169,17 +206,20 @@ extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_spli
   }
 
   const int col = static_cast<int>(index - row * row_vectors) * WIDTH;
-  Element* target = c + row / m * batch_stride_c + row % m * ldc + col;
+  Output* target = c + row / m * batch_stride_c + row % m * ldc + col;
 #pragma unroll
   for (int i = 0; i < WIDTH; i += VECTOR_C) {
-    Vector<Element, VECTOR_C> result;
+    Vector<Output, VECTOR_C> result;
+    Vector<Output, VECTOR_C> biases;
+    if constexpr (HAS_BIAS) biases = load_inside<VECTOR_C>(bias + col + i, n - col - i);
     // beta == 0 must not read C: it may hold NaN.
     if constexpr (READS_C) result = load_inside<VECTOR_C>(target + i, n - col - i);
 #pragma unroll
     for (int j = 0; j < VECTOR_C; ++j) {
       Accumulator value = alpha * parts[0].values[i + j];
       if constexpr (READS_C) value += beta * convert<Accumulator>(result.values[j]);
-      result.values[j] = convert<Element>(value);
+      if constexpr (HAS_BIAS) value += convert<Accumulator>(biases.values[j]);
+      result.values[j] = convert<Output>(activated(value));
     }
     store_inside(target + i, result, n - col - i);
   }

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_cases_gpu import LAYOUTS, Bench, matmul
+from test_cases_gpu import LAYOUTS, MATMUL, Bench, matmul
 
 from tunegen.kernels import matmul_wgmma, matmul_wgmma_padded
+from tunegen.kernels.matmul import ACTIVATIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvrtc]
 
@@ -100,3 +101,24 @@ def test_results_are_the_same_every_time(bench):
     for built in usable(bench.build(problem, *ways(WGMMA, problem, bench.device, 0))):
         bench.prepare(problem, sets=1)
         assert bench.check(built, problem, repeats=50).deterministic, built
+
+
+@pytest.mark.parametrize("output", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_way_has_every_epilogue(bench, activation, output):
+    seed = ACTIVATIONS.index(activation)
+    scalars = {"alpha": -2.0, "beta": 3.0}
+    how = {"bias": 1, "activation": activation, "output": output, "beta": seed % 2}
+    whole = matmul(WHOLE, "bf16", "nt", **how)
+    builts = usable(bench.build(whole, *ways(WGMMA, whole, bench.device, seed)))
+    odd = matmul(ODD, "bf16", "tn", gap=2, **how)
+    copying = usable(bench.build(odd, *ways(PADDED, odd, bench.device, seed)))
+    exact = MATMUL.exact(whole)
+    bench.check_all(builts, whole, scalars=scalars, exact=exact)
+    for sizes in SMALL:
+        problem = matmul(sizes, "bf16", "nt", **how)
+        able = [built for built in builts if built.covers(problem)]
+        assert able
+        bench.check_all(able, problem, scalars=scalars, exact=exact)
+    offsets = {"A": 2, "B": 2} | dict.fromkeys(("C", "bias"), 4 if output == "fp32" else 2)
+    bench.check_all(copying, odd, scalars=scalars, exact=exact, offsets=offsets)

@@ -83,9 +83,11 @@ def bench(
 
 def _print(result: BenchResult) -> None:
     wanted = result.request
-    problem = wanted.operation.text(wanted.problem)
+    operation, problem = wanted.operation, wanted.problem
+    special = operation.special_words(problem)
+    words = (operation.name, operation.text(problem), problem.dtype, problem.layout, *special)
     rows = table(
-        f"{wanted.operation.name} {problem} {wanted.problem.dtype} {wanted.problem.layout} "
+        f"{' '.join(filter(None, words))} "
         f"on GPU {result.gpu.index}, {wanted.device.name}, {result.policy}",
         "", ">time", ">spread", ">rate", "",
     )  # fmt: skip
@@ -169,6 +171,7 @@ def _document(result: BenchResult) -> dict[str, Any]:
         "problem": wanted.operation.text(wanted.problem),
         "dtype": wanted.problem.dtype,
         "layout": wanted.problem.layout,
+        "attributes": wanted.operation.named(dict(wanted.problem.attributes)),
         "device": wanted.device,
         "policy": result.policy,
         "moves": result.moves,

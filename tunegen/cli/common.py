@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -131,8 +132,9 @@ def problem_options(
             "attributes",
             multiple=True,
             metavar="NAME=VALUE",
-            callback=_pairs,
-            help="matmul: lda, ldb, ldc, beta (0 or 1), align. May be repeated.",
+            callback=_attributes,
+            help="matmul: lda, ldb, ldc, beta (0 or 1), align, bias (0 or 1), activation (none, "
+            "relu, gelu or silu), output (fp32, fp16 or bf16). May be repeated.",
         ),
         click.option("--spec", help="Only this kernel spec of the operation."),
     ]
@@ -159,14 +161,29 @@ def _pairs(
     pairs = {}
     for text in values:
         name, _, number = text.partition("=")
-        if name.strip() in ("sizes", "dtype", "layout"):
-            raise UsageError(f"{parameter.opts[0]} {text!r}: that has an option of its own")
         try:
             pairs[name.strip()] = int(number)
         except ValueError:
             raise UsageError(
                 f"{parameter.opts[0]} {text!r}: write NAME=VALUE with a whole number"
             ) from None
+    return pairs
+
+
+def _attributes(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, int | str]:
+    """Numbers, and the names of what an attribute chooses, which the operation knows."""
+    pairs: dict[str, int | str] = {}
+    for text in values:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if name in ("sizes", "dtype", "layout"):
+            raise UsageError(f"{parameter.opts[0]} {text!r}: that has an option of its own")
+        if not value:
+            raise UsageError(f"{parameter.opts[0]} {text!r}: write NAME=VALUE")
+        pairs[name] = value
+        with contextlib.suppress(ValueError):
+            pairs[name] = int(value)
     return pairs
 
 

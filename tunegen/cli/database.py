@@ -268,11 +268,11 @@ def merge(settings: Settings, folder: str, db: str | None, as_json: bool) -> Non
 
 def _words(problem: Problem, operation: Operation | None) -> str:
     if operation is None:  # of a kernel file that was not named
-        sizes, special = "x".join(str(n) for _, n in problem.sizes), dict(problem.attributes)
+        sizes = "x".join(str(n) for _, n in problem.sizes)
+        special = tuple(f"{name}={value}" for name, value in problem.attributes)
     else:
-        sizes, special = operation.text(problem), operation.special(problem)
-    attributes = (f"{name}={value}" for name, value in special.items())
-    return " ".join(filter(None, (sizes, problem.dtype, problem.layout, *attributes)))
+        sizes, special = operation.text(problem), operation.special_words(problem)
+    return " ".join(filter(None, (sizes, problem.dtype, problem.layout, *special)))
 
 
 def _document(record: TuningRecord) -> dict[str, Any]:

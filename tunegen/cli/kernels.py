@@ -51,7 +51,8 @@ def kernels(
         print_json([_document(listing) for listing in listings])
         return
     problem = wanted.problem
-    words = (wanted.operation.text(problem), problem.dtype, problem.layout)
+    special = wanted.operation.special_words(problem)
+    words = (wanted.operation.text(problem), problem.dtype, problem.layout, *special)
     click.echo(f"{wanted.operation.name}: {wanted.operation.summary}")
     click.echo(f"for {' '.join(filter(None, words))} on {wanted.device.name} ({wanted.arch})\n")
     for listing in listings:
@@ -85,6 +86,7 @@ def _list(settings: Settings, as_json: bool) -> None:
                     "summary": specs[0].operation.summary,
                     "dtypes": specs[0].operation.dtypes,
                     "layouts": [layout for layout in specs[0].operation.layouts if layout],
+                    "choices": specs[0].operation.choices,
                     "specs": {spec.name: spec.summary for spec in specs},
                 }
                 for name, specs in overview.items()

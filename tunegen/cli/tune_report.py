@@ -60,9 +60,10 @@ def _print_known(result: TuneResult) -> None:
 
 
 def _problem(result: TuneResult) -> str:
-    """``4096x4096x4096 bf16 nt``."""
+    """``4096x4096x4096 bf16 nt activation=gelu``."""
     operation, problem = result.request.operation, result.request.problem
-    return " ".join(filter(None, (operation.text(problem), problem.dtype, problem.layout)))
+    words = (operation.text(problem), problem.dtype, problem.layout)
+    return " ".join(filter(None, (*words, *operation.special_words(problem))))
 
 
 def _rows(result: TuneResult) -> Table:
@@ -208,6 +209,7 @@ def document(result: TuneResult) -> dict[str, Any]:
     return {
         "operation": result.request.operation.name,
         "problem": result.request.operation.text(result.request.problem),
+        "attributes": result.request.operation.named(dict(result.request.problem.attributes)),
         "record": record_document(result.record),
         "path": result.path,
         "floor": result.floor,

@@ -40,7 +40,12 @@ class _Form(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class ProblemForm(_Form):
-    """What is computed. Sizes in the order in which a problem is written, attributes by name."""
+    """What is computed. Sizes in the order in which a problem is written, attributes by name.
+
+    An attribute that chooses among names (the activation, the output of matmul) is the position
+    of the name, as ``tunegen kernels --json`` lists them; the record's ``command`` spells it out.
+    Attributes that are missing are at their defaults.
+    """
 
     sizes: dict[str, int]
     dtype: str

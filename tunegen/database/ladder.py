@@ -149,7 +149,7 @@ def report_others(match: Match, question: Question, entries: Iterable[Entry]) ->
 
 def describe(operation: Operation, problem: Problem) -> str:
     """A problem in the words of the command line: ``matmul fp32 nn 64x64x64 beta=1``."""
-    special = (f"{name}={value}" for name, value in operation.special(problem).items())
+    special = operation.special_words(problem)
     words = (operation.name, problem.dtype, problem.layout, operation.text(problem), *special)
     return " ".join(word for word in words if word)
 

@@ -83,7 +83,8 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     b_lines = minimum(c.BLOCK_N, 32) if p.layout[1] == "t" else 1
     rows_per_warp = ceil_div(32, c.BLOCK_N)
     a_lines = 1 if p.layout[0] == "t" else rows_per_warp
-    l2_per_block = (p.K * (c.BLOCK_M + c.BLOCK_N) + threads(c) * (1 + p.beta)) * element
+    loaded = p.K * (c.BLOCK_M + c.BLOCK_N) * element
+    stored = threads(c) * (1 + p.beta) * matmul.output_bytes(p)
     return Work(
         blocks=blocks,
         threads=threads(c),
@@ -93,8 +94,8 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         instructions=warps * (p.K * 3 + 60),
         shared_wavefronts=0,
         l1_wavefronts=warps * p.K * (a_lines + b_lines),
-        l2_bytes=blocks * l2_per_block,
-        dram_bytes=(p.M * p.K + p.K * p.N + p.M * p.N * (1 + p.beta)) * p.B * element,
+        l2_bytes=blocks * (loaded + stored),
+        dram_bytes=matmul.OPERATION.bytes(p),
         inflight_bytes=2 * 4 * element,
         steps=ceil_div(p.K, 4),
         overlap=0,

@@ -118,11 +118,12 @@ def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
     """Operands that are not copied have to be as the copy engine needs them."""
     padding = needs_padding(p)
     in_place = [ld for name, ld in (("A", "lda"), ("B", "ldb")) if not padding[name]]
-    aligned = bool(in_place) or stores_by_copy_engine(c, p)
+    copied = bool(in_place) or stores_by_copy_engine(c, p)
+    align = TMA_BYTES if copied else matmul.alignment_c(p) * matmul.output_bytes(p)
     return (
         *own_limits(c, p),
         *(Limit(ld, "multiple_of", ALIGNED) for ld in in_place),
-        *((Limit("align", "multiple_of", TMA_BYTES),) if aligned else ()),
+        *((Limit("align", "multiple_of", align),) if align > matmul.output_bytes(p) else ()),
     )
 
 

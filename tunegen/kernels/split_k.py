@@ -26,7 +26,7 @@ from tunegen.model import (
 REDUCE = "matmul_split_k_reduce"
 REDUCE_THREADS = 256
 
-_OF_REDUCE = ("C", "batch", "m", "n", "ldc", "batch_stride_c", "alpha", "beta")
+_OF_REDUCE = ("C", "bias", "batch", "m", "n", "ldc", "batch_stride_c", "alpha", "beta")
 
 
 def accumulator_bytes(p: Problem) -> int:
@@ -57,8 +57,8 @@ def reduce_kernel(p: Problem) -> KernelDefinition:
     """What adds up the sums of the config's ``SPLIT_K`` slices, with the widest accesses that C's
     rows allow."""
     constants = {
-        "READS_C": p.beta,
-        "ALIGN_C": matmul.alignment(p, p.ldc),
+        **matmul.epilogue(p),
+        "ALIGN_C": matmul.alignment_c(p),
         "REDUCE_THREADS": REDUCE_THREADS,
     }
     return KernelDefinition(REDUCE, "matmul/split_k_reduce.cu.jinja", matmul.types(p), constants)
@@ -66,7 +66,8 @@ def reduce_kernel(p: Problem) -> KernelDefinition:
 
 def with_slices(main: Launch, slices: int, p: Problem, s: Sizes) -> LaunchPlan:
     """The plan of a kernel that writes ``C`` where it has one slice: its partial sums go to the
-    workspace, rows padded to whole vectors and matrices back to back, and are added up."""
+    workspace, rows padded to whole vectors and matrices back to back, and are added up. What
+    becomes of the total is the second kernel's."""
     row = row_length(p, s)
     partials = Argument("partials", "workspace")
     own = {
@@ -79,11 +80,12 @@ def with_slices(main: Launch, slices: int, p: Problem, s: Sizes) -> LaunchPlan:
         REDUCE,
         (formula(reduce_blocks(p, s)), 1, 1),
         (REDUCE_THREADS, 1, 1),
-        (partials, *(named[name] for name in _OF_REDUCE)),
+        (partials, *(named[name] for name in _OF_REDUCE if name in named)),
     )
     sliced = Launch(
         main.kernel, main.grid, main.block,
-        tuple(own.get(a.name, a) for a in main.arguments), main.shared_bytes, main.cluster,
+        tuple(own.get(a.name, a) for a in main.arguments if a.name != "bias"),
+        main.shared_bytes, main.cluster,
     )  # fmt: skip
     return LaunchPlan(
         (sliced, reduce),

@@ -95,13 +95,15 @@ class KernelSpec:
 
     def tolerance(self, problem: Problem) -> float:
         """The largest relative RMS error of a right result, against fp64:
-        ``error_factor * (u(dtype) + u(accumulator) * sqrt(terms))``, u being the unit roundoff.
+        ``error_factor * (u(output) + u(accumulator) * sqrt(terms))``, u being the unit roundoff.
 
         A sum of normal values in order, one rounding a term, comes to about 0.3 of the second
         part, rounding the result to 0.4 of the first.
         """
         summing = ROUNDOFF[ACCUMULATOR[problem.dtype]] * math.sqrt(self.operation.terms(problem))
-        return self.error_factor * (ROUNDOFF[problem.dtype] + summing)
+        outputs = (array for array in self.operation.arrays(problem) if array.role != "in")
+        rounding = max(ROUNDOFF[array.dtype] for array in outputs)
+        return self.error_factor * (rounding + summing)
 
     def target(self, arch: str) -> str:
         """The compiler target for a capability: ``sm_90`` or ``sm_90a``."""

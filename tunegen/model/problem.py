@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tunegen.errors import UsageError, unknown
@@ -122,9 +122,14 @@ class Operation:
     which kernels take them, in plain arithmetic over sizes and leading dimensions, so that
     symbols give formulas; ``scalars`` the run-time factors with their defaults. ``reference``
     computes the outputs in fp64 with NumPy. ``flops`` counts arithmetic, ``terms`` how many
-    products an output is the sum of. ``edge_problems`` are small ones of the same class as a given
+    products an output is the sum of; ``exact`` says whether small integers give results without
+    any rounding but the last. ``edge_problems`` are small ones of the same class as a given
     problem (dtype, layout, whether C is read) that the same kernel must get right; see
     :meth:`edges`.
+
+    ``choices`` names the values of attributes that are one of a few things. People write and read
+    the names; a problem holds the position of the name, and so do records, which is why a new
+    name goes to the end.
     """
 
     name: str
@@ -143,6 +148,8 @@ class Operation:
     )
     check: Callable[[Problem], None] = field(default=lambda problem: None)
     terms: Callable[[Problem], int] = field(default=lambda problem: 1)
+    exact: Callable[[Problem], bool] = field(default=lambda problem: True)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     edge_problems: Callable[[Problem], tuple[EdgeProblem, ...]] | None = None
 
     def problem(
@@ -151,9 +158,10 @@ class Operation:
         *,
         dtype: str | None = None,
         layout: str | None = None,
-        **attributes: int,
+        **attributes: int | str,
     ) -> Problem:
-        """A checked problem; ``sizes`` as text (``4096x4096x4096``, ``2^24``), numbers or by name.
+        """A checked problem; ``sizes`` as text (``4096x4096x4096``, ``2^24``), numbers or by name,
+        attributes as numbers or by the names of their ``choices``.
 
         Raises :class:`UsageError` with the nearest valid names.
         """
@@ -170,7 +178,7 @@ class Operation:
         for name, value in attributes.items():
             if name not in values:
                 raise unknown(f"attribute of {self.name}", name, values)
-            values[name] = value
+            values[name] = self._attribute(name, value)
         problem = Problem(
             self.name, tuple(named.items()), dtype, layout, tuple(sorted(values.items()))
         )
@@ -190,6 +198,25 @@ class Operation:
         """The attributes that are not at their default."""
         defaults = self.attributes(dict(problem.sizes), problem.dtype, problem.layout)
         return {key: value for key, value in problem.attributes if defaults.get(key) != value}
+
+    def named(self, attributes: Mapping[str, int]) -> dict[str, int | str]:
+        """Attributes as people read them: choices by their names."""
+        return {
+            key: names[value] if 0 <= value < len(names := self.choices.get(key, ())) else value
+            for key, value in attributes.items()
+        }
+
+    def special_words(self, problem: Problem) -> tuple[str, ...]:
+        """The attributes that are not at their default, as they are written on the command line:
+        ``beta=1``, ``activation=gelu``."""
+        return tuple(f"{key}={value}" for key, value in self.named(self.special(problem)).items())
+
+    def complete(self, problem: Problem) -> Problem:
+        """The problem with the attributes that it lacks at their defaults: a record may be older
+        than an attribute."""
+        defaults = self.attributes(dict(problem.sizes), problem.dtype, problem.layout)
+        attributes = {**defaults, **dict(problem.attributes)}
+        return replace(problem, attributes=tuple(sorted(attributes.items())))
 
     def edges(self, problem: Problem) -> tuple[EdgeProblem, ...]:
         """The edge problems of a problem's class. Where the operation lists none, a few odd sizes,
@@ -247,6 +274,19 @@ class Operation:
             traffic += passes * math.prod(array.shape) * DTYPE_BYTES[array.dtype]
         return traffic
 
+    def _attribute(self, name: str, value: int | str) -> int:
+        names = self.choices.get(name)
+        if names is None:
+            return _whole(value, name)
+        if isinstance(value, str):
+            if value not in names:
+                raise unknown(name, value, names)
+            return names.index(value)
+        position = _whole(value, name)
+        if not 0 <= position < len(names):
+            raise UsageError(f"{name} is one of {', '.join(names)}, not number {position}")
+        return position
+
     def _refuse_beyond_64_bits(self, problem: Problem) -> None:
         """Kernels take sizes and strides as 64-bit integers and add them up to addresses."""
         for name, value in problem.names.items():
@@ -292,11 +332,11 @@ _SIZE_LIMIT = 1 << 62
 _BYTES_LIMIT = 1 << 63
 
 
-def _whole(value: Any) -> int:
+def _whole(value: Any, name: str = "size") -> int:
     try:
         return operator.index(value)  # NumPy's integers too
     except TypeError:
-        raise UsageError(f"size {value!r} is not a whole number") from None
+        raise UsageError(f"{name} {value!r} is not a whole number") from None
 
 
 _NUMBER = re.compile(r"(\d{1,18})(?:\^(\d{1,2}))?", re.ASCII)

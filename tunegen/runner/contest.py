@@ -33,7 +33,7 @@ class Contest:
             direct, description = False, ""
             launch: Callable[[int], None]
             if request.executable is None:
-                vendor = VendorCall(self._gpu, self._operands, request.operation, request.layout)
+                vendor = VendorCall(self._gpu, self._operands, request)
                 launch, direct, description = vendor.launch, vendor.direct, vendor.description
             else:
                 loaded = Loaded(self._gpu, self._operands, request.executable)

@@ -132,7 +132,7 @@ class _Run:
         f = self._f
         if f.vendor is None:
             return None
-        enter = Enter(VENDOR, None, f.operation.name, f.problem.layout)
+        enter = Enter.vendor(VENDOR, f.operation, f.problem)
         prepare_s = prepare_seconds(f.operation.flops(f.problem))
         errand = Errand(
             f.vendor,

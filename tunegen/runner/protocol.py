@@ -24,7 +24,16 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tunegen.model import Array, CompiledKernel, DeviceClass, LaunchPlan, Outcome, Telemetry
+from tunegen.model import (
+    Array,
+    CompiledKernel,
+    DeviceClass,
+    LaunchPlan,
+    Operation,
+    Outcome,
+    Problem,
+    Telemetry,
+)
 
 InputKind = Literal["normal", "integers"]
 
@@ -150,13 +159,21 @@ class Enter:
     once. Answered by :class:`Entered`.
 
     ``executable`` None enters the vendor's library (through torch, only in a process that may
-    load it) for ``operation``.
+    load it) for ``operation``, with the ``activation`` of its results.
     """
 
     name: str
     executable: Executable | None
     operation: str = ""
     layout: str = ""
+    activation: str = "none"
+
+    @classmethod
+    def vendor(cls, name: str, operation: Operation, problem: Problem) -> Enter:
+        """The vendor's library for a problem."""
+        attributes = operation.named(dict(problem.attributes))
+        activation = str(attributes.get("activation", "none"))
+        return cls(name, None, operation.name, problem.layout, activation)
 
 
 @dataclass(frozen=True, slots=True)

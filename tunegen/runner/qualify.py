@@ -180,7 +180,8 @@ class Qualifier:
         except PlanError as error:
             return Qualified(f"{self._where(problem)}: {error}", "launch_failed")
         tolerance = finalist.candidate.spec.tolerance(problem)
-        request = Verify(executable, tolerance, exact=inputs == "integers")
+        exact = inputs == "integers" and self.operation.exact(problem)
+        request = Verify(executable, tolerance, exact=exact)
         limit_s = VERIFY_SECONDS + _LAUNCHES * finalist.trial_us / 1e6
         answer = self.station.ask(request, limit_s)
         if isinstance(answer, Verdict):
@@ -193,5 +194,5 @@ class Qualifier:
     def _where(self, problem: Problem) -> str:
         if problem == self.problem:
             return "finals"
-        special = "".join(f" {k}={v}" for k, v in self.operation.special(problem).items())
-        return f"finals at {self.operation.text(problem)}{special}"
+        words = (self.operation.text(problem), *self.operation.special_words(problem))
+        return f"finals at {' '.join(words)}"

@@ -88,7 +88,7 @@ class Quarantine:
                 "sizes": dict(problem.sizes),
                 "dtype": problem.dtype,
                 "layout": problem.layout,
-                "attributes": dict(problem.attributes),
+                "attributes": candidate.spec.operation.named(dict(problem.attributes)),
             },
             "config": dict(candidate.config),
             "plan": dataclasses.asdict(plan),

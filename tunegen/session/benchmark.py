@@ -128,7 +128,7 @@ def bench(
     *,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     spec: str | None = None,
     device: int | None = None,
     shared: bool = False,
@@ -258,7 +258,7 @@ class _Run:
         wanted = self.request
         answer = self.library.ask(prepare, prepare_s)
         if not isinstance(answer, Failed | Lost):
-            enter = Enter(VENDOR, None, wanted.operation.name, wanted.problem.layout)
+            enter = Enter.vendor(VENDOR, wanted.operation, wanted.problem)
             answer = self.library.ask(enter, _VENDOR_SECONDS)
         return _entered(VENDOR, "", answer)
 

@@ -79,7 +79,7 @@ def compile(  # the verb that users look for, as in re.compile
     problem: str | Sequence[int] | Mapping[str, int] | None = None,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     spec: str | None = None,
     params: Mapping[str, int] | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,

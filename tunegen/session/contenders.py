@@ -38,7 +38,8 @@ def list_contenders(
             )
         )
     if not contenders:
-        problem = wanted.operation.text(wanted.problem)
+        special = wanted.operation.special_words(wanted.problem)
+        problem = " ".join((wanted.operation.text(wanted.problem), *special))
         why = "; ".join(reasons)
         raise NoValidConfig(f"nothing can run {wanted.operation.name} {problem}: {why}")
     return contenders

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunegen.kernels.matmul import ACTIVATIONS, activated
 from tunegen.model import Operation, Problem
 
 # What one core does in some seconds; more is not waited for.
@@ -105,15 +106,40 @@ def _matmul(p: Problem, operands: Arrays, scalars: Scalars) -> Call:
         b = b.swapaxes(1, 2)
     if c.shape[0] == 1:
         a, b, c = a[0], b[0], c[0]
+    steps, finish = _epilogue(p, operands.get("bias"))
     if not p.beta:
-        return lambda: np.matmul(a, b, out=c), "matmul"
+
+        def multiply() -> None:
+            np.matmul(a, b, out=c)
+            finish(c)
+
+        return multiply, " and ".join(("matmul", *steps))
     product = np.empty_like(c)
 
     def multiply_add() -> None:
         np.matmul(a, b, out=product)
         np.add(product, c, out=c)
+        finish(c)
 
-    return multiply_add, "matmul and add"
+    return multiply_add, " and ".join(("matmul", "add", *steps))
+
+
+def _epilogue(
+    p: Problem, bias: NDArray[Any] | None
+) -> tuple[tuple[str, ...], Callable[[NDArray[Any]], None]]:
+    """What is done to C after the product, in place, and how that is called."""
+    name = ACTIVATIONS[p.activation]
+
+    def finish(c: NDArray[Any]) -> None:
+        if bias is not None:
+            np.add(c, bias, out=c)
+        if name != "none":
+            c[...] = activated(c, name)
+
+    # NumPy has no error function.
+    how = {"none": (), "gelu": ("gelu by math.erf",)}.get(name, (name,))
+    steps = (*(("bias",) if bias is not None else ()), *how)
+    return steps, finish
 
 
 def _fill(p: Problem, operands: Arrays, scalars: Scalars) -> Call:

@@ -56,7 +56,7 @@ def inspect(
     problem: str | Sequence[int] | Mapping[str, int] | None = None,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     spec: str | None = None,
     params: Mapping[str, int] | None = None,
     db: Path | str | None = None,

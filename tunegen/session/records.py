@@ -46,11 +46,12 @@ def staleness(record: TuningRecord, specs: Sequence[KernelSpec] = kernels.SPECS)
     spec = _spec_of(record, specs)
     if spec is None:
         return f"stale: there is no spec {record.spec} of {record.operation} any more"
-    names = spec.space(record.problem, device_of(record)).names
+    problem = spec.operation.complete(record.problem)
+    names = spec.space(problem, device_of(record)).names
     if set(names) != set(record.config):
         return f"stale: the parameters of {record.spec} have changed"
     config = Config({name: record.config[name] for name in names})
-    sources = codegen.render(spec, config, record.problem, record.arch)
+    sources = codegen.render(spec, config, problem, record.arch)
     digests = [compiler.identity(source, record.target) for source in sources]
     if digests != [image.source_digest for image in record.images]:
         return "stale: the template has changed since it was recorded"
@@ -62,10 +63,10 @@ def legality(record: TuningRecord, specs: Sequence[KernelSpec] = kernels.SPECS) 
     spec = _spec_of(record, specs)
     if spec is None:
         return f"there is no spec {record.spec} of {record.operation}; --kernel FILE adds one"
-    device = device_of(record)
-    if refusal := spec.refuses(record.problem, device):
+    device, problem = device_of(record), spec.operation.complete(record.problem)
+    if refusal := spec.refuses(problem, device):
         return refusal
-    space = spec.space(record.problem, device)
+    space = spec.space(problem, device)
     try:
         config = space.config(record.config)
     except UsageError as error:

@@ -55,7 +55,7 @@ def request(
     problem: str | Sequence[int] | Mapping[str, int] | None = None,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     spec: str | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
 ) -> Request:

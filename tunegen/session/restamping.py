@@ -112,8 +112,9 @@ def _build(
     record: TuningRecord, specs: tuple[KernelSpec, ...], cache: compiler.KernelCache
 ) -> Build:
     (spec,) = kernels.specs_of(record.operation, specs, only=record.spec)
-    wanted = Request(spec.operation, record.problem, device_of(record), (spec,))
-    config = spec.space(record.problem, wanted.device).config(record.config)
+    problem = spec.operation.complete(record.problem)
+    wanted = Request(spec.operation, problem, device_of(record), (spec,))
+    config = spec.space(problem, wanted.device).config(record.config)
     return build(wanted, spec, config, cache=cache)
 
 

@@ -36,7 +36,7 @@ def read_shapes(
     *,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
 ) -> tuple[Shape, ...]:
     """The problems that a file lists for an operation, all of them checked.
@@ -83,7 +83,7 @@ def name_shapes(
     *,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
 ) -> tuple[Shape, ...]:
     """Problems as they are written on a command line, all of them checked; without any, the
@@ -113,7 +113,9 @@ def _lists(file: Path | str, content: Mapping[str, Any]) -> dict[str, list[Any]]
     return lists
 
 
-def _shape(operation: Operation, entry: Mapping[str, Any], attributes: Mapping[str, int]) -> Shape:
+def _shape(
+    operation: Operation, entry: Mapping[str, Any], attributes: Mapping[str, int | str]
+) -> Shape:
     axes = {axis.lower(): axis for axis in operation.axes}
     batch = {"batch": operation.batch_axis} if operation.batch_axis else {}
     for key in entry:

@@ -42,7 +42,7 @@ def export(
     problem: str | Sequence[int] | Mapping[str, int] | None = None,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     spec: str | None = None,
     db: Path | str | None = None,
     cache: Path | str | None = None,
@@ -79,7 +79,7 @@ def _choices(database: Database, base: Request, *, every: bool) -> Iterator[_Cho
     if every:
         names = {spec.name for spec in base.specs}
         recorded = {
-            record.problem: None
+            base.operation.complete(record.problem): None
             for _, record in database.records(base.arch, base.operation.name)
             if record.spec in names
         }

@@ -58,7 +58,7 @@ def tune(
     problem: str | Sequence[int] | Mapping[str, int] | None = None,
     dtype: str | None = None,
     layout: str | None = None,
-    attributes: Mapping[str, int] | None = None,
+    attributes: Mapping[str, int | str] | None = None,
     spec: str | None = None,
     trials: int | None = None,
     seconds: float | None = None,

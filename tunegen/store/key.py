@@ -44,7 +44,7 @@ class StudyKey:
             "problem": self.operation.text(self.problem),
             "dtype": self.problem.dtype,
             "layout": self.problem.layout,
-            "attributes": dict(self.problem.attributes),
+            "attributes": self.operation.named(dict(self.problem.attributes)),
             "arch": self.arch,
             "device": asdict(self.device),
             "evidence": self.evidence,

@@ -49,7 +49,8 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
             Argument("tickets", "workspace"),
             Argument("partials", "workspace", formula(tickets)),
         )
-        arguments = (*arguments[:3], *slices, *arguments[3:])
+        first = [argument.name for argument in arguments].index("batch")
+        arguments = (*arguments[:first], *slices, *arguments[first:])
         workspace = formula(tickets + groups(c, s) * int(c.SPLIT_K * slice_bytes(c, p)))
     launch = Launch(
         "matmul_gemv",
@@ -77,13 +78,11 @@ def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
 
 def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
     """How many rows fit, and what vector accesses rely on: see matmul simt."""
-    used = {"lda": int(vector_a(c, p)), "ldb": int(vector_b(c, p))}
-    widest = max(used.values())
+    a, b = int(vector_a(c, p)), int(vector_b(c, p))
     return (
         *(limit for limit in matmul.size_limits() if limit.quantity != "M"),
         Limit("M", "at_most", c.ROWS),
-        *(Limit(ld, "multiple_of", n) for ld, n in used.items() if n > 1),
-        *((Limit("align", "multiple_of", widest * p.element_bytes),) if widest > 1 else ()),
+        *matmul.access_limits(p, a=a, b=b),
     )
 
 

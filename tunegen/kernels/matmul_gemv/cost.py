@@ -59,7 +59,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     slice_blocks = groups(c, p) * c.SPLIT_K
     b_bytes = float(p.B) * p.N * p.K * p.element_bytes * min(p.M, 1)
     a_bytes = groups(c, p) * (float(p.M) * p.K * p.element_bytes)  # every block reads all rows
-    c_bytes = float(p.B) * p.M * p.N * p.element_bytes * (1 + p.beta)
+    c_bytes = matmul.output_traffic(p)
     # Partial sums are written, read and made zero again, and do not leave L2.
     partial_bytes = slice_blocks * slice_bytes(c, p) * 3.0 * takes_tickets(c)
     steps = np.ceil(block_rounds / c.UNROLL) + 1

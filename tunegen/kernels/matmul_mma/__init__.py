@@ -40,27 +40,23 @@ LARGE_BLOCK = 128
 
 
 def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
+    sliced = c.SPLIT_K > 1
     align_a, align_b = alignments(p)
-    constants = {**matmul.constants(p), "ALIGN_A": align_a, "ALIGN_B": align_b}
-    if c.SPLIT_K == 1:
-        constants["ALIGN_C"] = matmul.alignment(p, p.ldc)
-    else:
-        constants |= {"ALIGN_C": split_k.accumulator_vector(p), "READS_C": 0}
-    main = KernelDefinition("matmul_mma", "matmul/mma.cu.jinja", matmul.types(p), constants)
-    return (main,) if c.SPLIT_K == 1 else (main, split_k.reduce_kernel(p))
+    constants = {
+        **matmul.constants(p),
+        "ALIGN_A": align_a,
+        "ALIGN_B": align_b,
+        "ALIGN_C": split_k.accumulator_vector(p) if sliced else matmul.alignment_c(p),
+        **(matmul.NO_EPILOGUE if sliced else {}),
+    }
+    types = matmul.types(p, sums=sliced)
+    main = KernelDefinition("matmul_mma", "matmul/mma.cu.jinja", types, constants)
+    return (main, split_k.reduce_kernel(p)) if sliced else (main,)
 
 
 def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
-    """What accesses rely on: the alignment of every row. Batch strides are whole rows, so theirs
-    follows. Addresses are limited through ``align``: the batch has the name of an operand."""
     a, b = alignments(p)
-    used = {"lda": a, "ldb": b, "ldc": matmul.alignment(p, p.ldc)}
-    widest = max(used.values())
-    return (
-        *matmul.size_limits(),
-        *(Limit(ld, "multiple_of", n) for ld, n in used.items() if n > 1),
-        *((Limit("align", "multiple_of", widest * p.element_bytes),) if widest > 1 else ()),
-    )
+    return (*matmul.size_limits(), *matmul.access_limits(p, a=a, b=b, c=matmul.alignment_c(p)))
 
 
 def refuses(p: Problem, d: DeviceClass) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tunegen.kernels.matmul import output_traffic
 from tunegen.kernels.matmul_mma.derived import (
     WARP,
     copies,
@@ -58,7 +59,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     out_bytes = c.BLOCK_M * c.BLOCK_N * output_bytes(c, p) * (1 + reads_c(c, p))
 
     cells = float(p.B) * p.M * p.N
-    c_bytes = cells * p.element_bytes * (1 + p.beta)
+    c_bytes = output_traffic(p)
     partial_bytes = cells * c.SPLIT_K * accumulator_bytes(p)
     written = np.where(split, partial_bytes, c_bytes)
     along_m, along_n = grid(c, p)

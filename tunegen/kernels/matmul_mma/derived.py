@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tunegen.kernels.matmul import ACCESS_BYTES, alignment
+from tunegen.kernels.matmul import ACCESS_BYTES, alignment, alignment_c
+from tunegen.kernels.matmul import output_bytes as result_bytes
 from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
 from tunegen.model import DeviceClass, Point, Problem, ceil_div, maximum, minimum
 
@@ -81,7 +82,7 @@ def stage_bytes(c: Point, p: Problem) -> Any:
 
 def output_bytes(c: Point, p: Problem) -> Any:
     """Of an element that the main kernel writes: of C, or of a slice's sums."""
-    return np.where(c.SPLIT_K > 1, accumulator_bytes(p), p.element_bytes)
+    return np.where(c.SPLIT_K > 1, accumulator_bytes(p), result_bytes(p))
 
 
 def reads_c(c: Point, p: Problem) -> Any:
@@ -90,7 +91,7 @@ def reads_c(c: Point, p: Problem) -> Any:
 
 def store_vector(c: Point, p: Problem) -> Any:
     """Elements per access to what the main kernel writes."""
-    aligned = np.where(c.SPLIT_K > 1, accumulator_vector(p), alignment(p, p.ldc))
+    aligned = np.where(c.SPLIT_K > 1, accumulator_vector(p), alignment_c(p))
     widest = np.where(c.STAGED_STORE, ACCESS_BYTES // output_bytes(c, p), 2)
     return minimum(aligned, widest)
 

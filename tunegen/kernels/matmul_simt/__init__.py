@@ -48,35 +48,25 @@ LARGE_BLOCK = 128
 
 
 def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
-    types = matmul.types(p)
+    sliced = c.SPLIT_K > 1
     constants = {
         **matmul.constants(p),
         "ALIGN_A": matmul.alignment(p, p.lda),
         "ALIGN_B": matmul.alignment(p, p.ldb),
+        "ALIGN_C": split_k.accumulator_vector(p) if sliced else matmul.alignment_c(p),
+        **(matmul.NO_EPILOGUE if sliced else {}),
     }
-    if c.SPLIT_K == 1:
-        constants["ALIGN_C"] = matmul.alignment(p, p.ldc)
-        return (KernelDefinition("matmul_simt", "matmul/simt.cu.jinja", types, constants),)
-    slices = {**constants, "ALIGN_C": split_k.accumulator_vector(p), "READS_C": 0}
-    return (
-        KernelDefinition("matmul_simt", "matmul/simt.cu.jinja", types, slices),
-        split_k.reduce_kernel(p),
-    )
+    types = matmul.types(p, sums=sliced)
+    main = KernelDefinition("matmul_simt", "matmul/simt.cu.jinja", types, constants)
+    return (main, split_k.reduce_kernel(p)) if sliced else (main,)
 
 
 def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
-    """What vector accesses rely on. Batch strides are whole rows, so theirs follows. Addresses are
-    limited through ``align``, which all three keep: the batch has the name of an operand."""
-    a, b = vectors(c, p)
+    a, b = map(int, vectors(c, p))
     # The kernel that adds slices up writes C as wide as it may.
-    width = split_k.accumulator_vector(p) if c.SPLIT_K > 1 else vector_c(c, p)
-    used = {"lda": a, "ldb": b, "ldc": min(width, matmul.alignment(p, p.ldc))}
-    widest = max(int(elements) for elements in used.values())
-    return (
-        *matmul.size_limits(),
-        *(Limit(ld, "multiple_of", int(n)) for ld, n in used.items() if n > 1),
-        *((Limit("align", "multiple_of", widest * p.element_bytes),) if widest > 1 else ()),
-    )
+    width = split_k.accumulator_vector(p) if c.SPLIT_K > 1 else int(vector_c(c, p))
+    written = min(width, matmul.alignment_c(p))
+    return (*matmul.size_limits(), *matmul.access_limits(p, a=a, b=b, c=written))
 
 
 def refuses(p: Problem, d: DeviceClass) -> str:

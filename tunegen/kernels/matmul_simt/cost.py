@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tunegen.kernels.matmul import output_bytes, output_traffic
 from tunegen.kernels.matmul_simt.derived import (
     SECTOR_BYTES,
     WARP,
@@ -54,12 +55,12 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     per_tile = 3 * (a.accesses + b.accesses) + a.stores + b.stores + 24
     per_block = 150 + 2 * sums + 6 * (1 + p.beta) * (sums / vector)
 
-    out_bytes = np.where(split, accumulator_bytes(p), p.element_bytes)
+    out_bytes = np.where(split, accumulator_bytes(p), output_bytes(p))
     out_line = minimum(lanes(c)[1] * vector * out_bytes, LINE_BYTES)
     out_wavefronts = c.BLOCK_M * c.BLOCK_N * (1 + p.beta) * (out_bytes / out_line)
 
     cells = float(p.B) * p.M * p.N
-    c_bytes = cells * p.element_bytes * (1 + p.beta)
+    c_bytes = output_traffic(p)
     partial_bytes = cells * c.SPLIT_K * accumulator_bytes(p)
     written = np.where(split, partial_bytes, c_bytes)
     along_m, along_n = grid(c, p)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tunegen.kernels.matmul import alignment
+from tunegen.kernels.matmul import alignment, alignment_c
 from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
 from tunegen.model import (
     Point,
@@ -75,7 +75,7 @@ def vectors_of(c: Point, p: Problem, shares: tuple[Any, Any]) -> tuple[Any, Any]
 
 def vector_c(c: Point, p: Problem) -> Any:
     """Elements per access to what the main kernel writes: C, or partial sums in whole vectors."""
-    aligned = np.where(c.SPLIT_K > 1, accumulator_vector(p), alignment(p, p.ldc))
+    aligned = np.where(c.SPLIT_K > 1, accumulator_vector(p), alignment_c(p))
     return minimum(minimum(c.VECTOR_WIDTH, aligned), strips(c, p)[1])
 
 

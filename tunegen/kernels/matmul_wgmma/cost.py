@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tunegen.kernels.matmul import output_bytes, output_traffic
 from tunegen.kernels.matmul_wgmma.derived import (
     cluster,
     direct_store,
@@ -38,10 +39,11 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     left, right, depth = left_rows(c), right_columns(c), k_blocks(c, p)
     step_bytes = c.BLOCK_K * 2 * (2 * left + right + right * (left // 64))
     cells = float(p.B) * p.M * p.N
-    c_bytes = cells * p.element_bytes * (1 + p.beta)
+    c_bytes = output_traffic(p)
     partial_bytes = cells * c.SPLIT_K * 4
-    written = np.where(direct_store(c), partial_bytes, c_bytes)
-    staged = np.where(direct_store(c), 0, left * right * 2 * 2)
+    sliced, direct = c.SPLIT_K > 1, direct_store(c, p)
+    written = np.where(sliced, partial_bytes, c_bytes)
+    staged = np.where(direct, 0, left * right * output_bytes(p) * 2)
     loaded = _loaded_bytes(c, p)
     warps = threads(c) // WARP
     own_sums = sums(c)
@@ -53,7 +55,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         fma=c.BLOCK_M * c.BLOCK_N * c.BLOCK_K * depth,
         instructions=warps * (depth * 40 + 150) + (left * right // WARP) * (2 + p.beta),
         shared_wavefronts=(depth * step_bytes + staged) / LINE_BYTES,
-        l1_wavefronts=np.where(direct_store(c), left * right * 4 / LINE_BYTES, 0),
+        l1_wavefronts=np.where(direct, left * right * 4 / LINE_BYTES, 0),
         l2_bytes=loaded + written,
         dram_bytes=minimum(_dram_bytes(c, p, d), loaded) + written,
         inflight_bytes=(c.STAGES - 1) * stage_bytes(c, p) / threads(c),
@@ -62,8 +64,8 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         steps=depth + np.where(c.PINGPONG, 1, 4 + own_sums / 16),
         overlap=1,
         unit="tensor16",
-        extra_launches=np.where(direct_store(c), 1, 0),
-        extra_bytes=np.where(direct_store(c), partial_bytes + c_bytes, 0),
+        extra_launches=np.where(sliced, 1, 0),
+        extra_bytes=np.where(sliced, partial_bytes + c_bytes, 0),
         register_limit=65536 // (threads(c)),
     )
 

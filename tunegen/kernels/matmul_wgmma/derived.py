@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tunegen.kernels.matmul import output_bytes
 from tunegen.model import Point, Problem, ceil_div, maximum
 
 WARPGROUP = 128
@@ -88,15 +89,15 @@ def box_columns(c: Point) -> Any:
     return np.where(columns % 64 == 0, 64, np.where(columns % 32 == 0, 32, 16))
 
 
-def direct_store(c: Point) -> Any:
+def direct_store(c: Point, p: Problem) -> Any:
     """Whether sums go to global memory from registers: elements of four bytes do."""
-    return c.SPLIT_K > 1
+    return (c.SPLIT_K > 1) | (output_bytes(p) == 4)
 
 
 def shared_bytes(c: Point, p: Problem) -> Any:
     """Stages, staged sums, what other blocks of the cluster send, and two barriers for each stage
     and each consumer."""
-    staged = np.where(direct_store(c), 0, 64 * store_columns(c) * 2)
+    staged = np.where(direct_store(c, p), 0, 64 * store_columns(c) * 2)
     sent = (c.CLUSTER_K - 1) * sums(c) * WARPGROUP * 4
     return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * (staged + sent + 16)
 

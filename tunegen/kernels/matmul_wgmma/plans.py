@@ -41,6 +41,10 @@ TMA_BYTES = 16  # bases and strides of what the copy engine reads and writes
 ALIGNED = TMA_BYTES // 2  # elements of that
 
 
+# Arguments of a matmul, besides maps of its operands.
+_TAKEN = ("C", "bias", "batch", "m", "n", "k", "ldc", "batch_stride_c", "alpha", "beta")
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How an operand lies in memory: in which array, at which byte, and how many elements its rows
@@ -71,9 +75,7 @@ def plan_over(operands: tuple[Stored, Stored], c: Config, p: Problem, s: Sizes) 
         Argument(right.name, "tensor_map"),
         # A kernel that does not store through a map of C is given any.
         Argument(maps[-1].name, "tensor_map"),
-        *(named[name] for name in ("C", "batch", "m", "n", "k", "ldc", "batch_stride_c")),
-        named["alpha"],
-        named["beta"],
+        *(named[name] for name in _TAKEN if name in named),
     )
     main = Launch(
         "matmul_wgmma", (formula(blocks), 1, 1), (int(threads(c)), 1, 1), arguments,
@@ -111,7 +113,7 @@ def _c_map(c: Config, p: Problem, s: Sizes) -> TensorMap:
     return TensorMap(
         name="c_map",
         array="C",
-        dtype=p.dtype,
+        dtype=matmul.output(p),
         extents=tuple(map(formula, (s.N, s.M, s.B))),
         strides=(formula(2 * s.ldc), formula(2 * matmul.batch_strides(s, p.layout)[2])),
         box=(columns, height, 1),
@@ -121,7 +123,7 @@ def _c_map(c: Config, p: Problem, s: Sizes) -> TensorMap:
 
 
 def stores_by_copy_engine(c: Config, p: Problem) -> bool:
-    return not direct_store(c) and p.align % TMA_BYTES == 0 and p.ldc % ALIGNED == 0
+    return not direct_store(c, p) and p.align % TMA_BYTES == 0 and p.ldc % ALIGNED == 0
 
 
 def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
@@ -133,12 +135,12 @@ def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
         "RIGHT_ACROSS": int(right_across(c, p)),
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS[c.CONSUMERS, c.PRODUCER_REGISTERS],
         "STORE_COLUMNS": int(store_columns(c)),
-        "DIRECT_STORE": int(direct_store(c)),
+        "DIRECT_STORE": int(direct_store(c, p)),
         "TMA_STORE": int(stores_by_copy_engine(c, p)),
-        "ALIGN_C": matmul.alignment(p, p.ldc),
-        "READS_C": p.beta if c.SPLIT_K == 1 else 0,
+        "ALIGN_C": matmul.alignment_c(p),
+        **(matmul.epilogue(p) if c.SPLIT_K == 1 else matmul.NO_EPILOGUE),
     }
-    types = {"Output": "fp32" if direct_store(c) else p.dtype}
+    types = {"Output": "fp32" if c.SPLIT_K > 1 else matmul.output(p)}
     main = KernelDefinition("matmul_wgmma", "matmul/wgmma.cu.jinja", types, own)
     return (main,) if c.SPLIT_K == 1 else (main, split_k.reduce_kernel(p))
 
@@ -146,7 +148,7 @@ def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
 def own_limits(c: Config, p: Problem) -> tuple[Limit, ...]:
     """What the kernel relies on apart from its operands: extents that are not empty, and how C is
     stored."""
-    stored = ALIGNED if stores_by_copy_engine(c, p) else matmul.alignment(p, p.ldc)
+    stored = ALIGNED if stores_by_copy_engine(c, p) else matmul.alignment_c(p)
     return (
         *matmul.size_limits(),
         Limit("K", "at_least", 1),

@@ -11,6 +11,7 @@ from tunegen.kernels.matmul_wgmma.derived import (
     MOST_SUMS,
     MOST_SUMS_OF_THREE,
     cluster,
+    direct_store,
     groups,
     k_blocks,
     left_rows,
@@ -62,11 +63,11 @@ def space(p: Problem, d: DeviceClass) -> Space:
                 ("L2_PROMOTION", (128, 256), "bytes that the copy engine fetches into L2"),
             )
         ),
-        (*structural_constraints(), *shared_constraints(p), *problem_constraints(p, d)),
+        (*structural_constraints(p), *shared_constraints(p), *problem_constraints(p, d)),
     )
 
 
-def structural_constraints() -> tuple[Constraint, ...]:
+def structural_constraints(p: Problem) -> tuple[Constraint, ...]:
     """Those that stand in the template as well, with the same words."""
     return (
         Constraint(
@@ -94,8 +95,8 @@ def structural_constraints() -> tuple[Constraint, ...]:
             lambda c: (cluster(c) <= 2) | (c.CLUSTER_M * c.CLUSTER_N == 1),
         ),
         Constraint(
-            "sums of a slice go to C from registers, in one part",
-            lambda c: (c.SPLIT_K == 1) | (c.STORE_PARTS == 1),
+            "slices of K, and results of four bytes, are stored from registers, in one part",
+            lambda c: (direct_store(c, p) == 0) | (c.STORE_PARTS == 1),
         ),
     )
 
@@ -222,7 +223,8 @@ def _config(
         "L2_PROMOTION": 256,
     }  # fmt: skip
     depth = int(k_blocks(Config(values), p))
-    for parts in (1, 2, 4) if slices == 1 else (1,):
+    direct = bool(direct_store(Config(values), p))
+    for parts in (1,) if direct else (1, 2, 4):
         one = Config({**values, "STORE_PARTS": parts, "STAGES": 1})
         stage = int(stage_bytes(one, p)) + 16
         fitting = 1 + (MAX_SHARED_BYTES - int(shared_bytes(one, p))) // stage

@@ -1,0 +1,184 @@
+// tunegen_matmul_split_k_reduce: C = alpha * A B + beta * C, spec simt, for sm_90.
+// SPDX-License-Identifier: Apache-2.0
+// Config: BLOCK_M=128 WARP_M=32 THREAD_M=8 BLOCK_N=64 WARP_N=32 THREAD_N=4 SHARED_BUFFERS=2 ASYNC_COPY=0 BLOCK_K=16 REGISTER_BUFFERS=2 UNROLL_K=16 VECTOR_WIDTH=8 PADDING=4 MIN_BLOCKS=1 SPLIT_K=2 RASTER_GROUP=1
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec simt --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute beta=1 --param BLOCK_M=128 --param WARP_M=32 --param THREAD_M=8 --param BLOCK_N=64 --param WARP_N=32 --param THREAD_N=4 --param SHARED_BUFFERS=2 --param ASYNC_COPY=0 --param BLOCK_K=16 --param REGISTER_BUFFERS=2 --param UNROLL_K=16 --param VECTOR_WIDTH=8 --param PADDING=4 --param MIN_BLOCKS=1 --param SPLIT_K=2 --param RASTER_GROUP=1 --emit cuda
+
+// C = alpha * (sum of SPLIT_K partial products) + beta * C.
+//
+//   The sums of all slices of K lie behind one another. A thread adds WIDTH neighbouring elements,
+//   always in the order of the slices: the same input gives the same bits.
+
+// Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
+// arithmetic is done in fp32.
+using fp32 = float;
+using fp64 = double;
+struct alignas(2) fp16 {
+  unsigned short bits;
+};
+struct alignas(2) bf16 {
+  unsigned short bits;
+};
+
+template <typename To>
+__device__ __forceinline__ To convert(fp32 value) {
+  return static_cast<To>(value);
+}
+template <typename To>
+__device__ __forceinline__ To convert(fp64 value) {
+  return static_cast<To>(value);
+}
+template <typename To>
+__device__ __forceinline__ To convert(fp16 value) {
+  fp32 wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+  return static_cast<To>(wide);
+}
+template <typename To>
+__device__ __forceinline__ To convert(bf16 value) {
+  // bf16 is the upper half of fp32, so widening is a shift and NaN payloads survive.
+  return static_cast<To>(__uint_as_float(static_cast<unsigned>(value.bits) << 16));
+}
+template <>
+__device__ __forceinline__ fp16 convert<fp16>(fp32 value) {
+  fp16 narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+  return narrow;
+}
+template <>
+__device__ __forceinline__ bf16 convert<bf16>(fp32 value) {
+  bf16 narrow;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+#else
+  // Round to nearest even by hand; a NaN keeps its upper bits and is made quiet.
+  const unsigned bits = __float_as_uint(value);
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const unsigned rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  narrow.bits = static_cast<unsigned short>((is_nan ? bits | 0x400000u : rounded) >> 16);
+#endif
+  return narrow;
+}
+template <>
+__device__ __forceinline__ fp16 convert<fp16>(fp16 value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ bf16 convert<bf16>(bf16 value) {
+  return value;
+}
+
+using Element = bf16;
+using Accumulator = fp32;
+enum : int {
+  BLOCK_M = 128,
+  WARP_M = 32,
+  THREAD_M = 8,
+  BLOCK_N = 64,
+  WARP_N = 32,
+  THREAD_N = 4,
+  SHARED_BUFFERS = 2,
+  ASYNC_COPY = 0,
+  BLOCK_K = 16,
+  REGISTER_BUFFERS = 2,
+  UNROLL_K = 16,
+  VECTOR_WIDTH = 8,
+  PADDING = 4,
+  MIN_BLOCKS = 1,
+  SPLIT_K = 2,
+  RASTER_GROUP = 1,
+  READS_C = 1,
+  ALIGN_C = 1,
+  REDUCE_THREADS = 256,
+};
+
+// Compile-time arithmetic on sizes; CUDA's own min and max are no constant expressions.
+__device__ constexpr int least(int a, int b) {
+  return a < b ? a : b;
+}
+__device__ constexpr int most(int a, int b) {
+  return a > b ? a : b;
+}
+
+// N elements that are loaded and stored in one access, so their address is a multiple of N.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T values[N];
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Vector<T, N> load_vector(const T* address) {
+  return *reinterpret_cast<const Vector<T, N>*>(address);
+}
+template <int N, typename T>
+__device__ __forceinline__ void store_vector(T* address, const Vector<T, N>& vector) {
+  *reinterpret_cast<Vector<T, N>*>(address) = vector;
+}
+
+// The first `left` of N elements, zeros for the rest; nothing beyond them is read.
+template <int N, typename T>
+__device__ __forceinline__ Vector<T, N> load_inside(const T* address, int left) {
+  if (left >= N) return load_vector<N>(address);
+  Vector<T, N> vector{};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (i < left) vector.values[i] = address[i];
+  }
+  return vector;
+}
+
+// Stores the first `left` of N elements.
+template <int N, typename T>
+__device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vector, int left) {
+  if (left >= N) {
+    store_vector(address, vector);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (i < left) address[i] = vector.values[i];
+  }
+}
+
+enum : int {
+  WIDTH = 16 / sizeof(Accumulator),
+  VECTOR_C = least(ALIGN_C, WIDTH),
+};
+
+extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_split_k_reduce(
+    const Accumulator* __restrict__ partials,  // (SPLIT_K, batch, M, N), N padded to whole WIDTHs
+    Element* __restrict__ c,                   // (batch, M, N), read only when READS_C
+    int batch, int m, int n, long long ldc, long long batch_stride_c, Accumulator alpha,
+    Accumulator beta) {
+  const int row_vectors = (n + WIDTH - 1) / WIDTH;
+  const long long rows = static_cast<long long>(batch) * m;
+  const long long index = static_cast<long long>(blockIdx.x) * REDUCE_THREADS + threadIdx.x;
+  const long long row = index / row_vectors;
+  if (row >= rows) return;
+
+  Vector<Accumulator, WIDTH> parts[SPLIT_K];
+#pragma unroll
+  for (int split = 0; split < SPLIT_K; ++split) {
+    parts[split] = load_vector<WIDTH>(partials + (split * rows * row_vectors + index) * WIDTH);
+  }
+#pragma unroll
+  for (int split = 1; split < SPLIT_K; ++split) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) parts[0].values[i] += parts[split].values[i];
+  }
+
+  const int col = static_cast<int>(index - row * row_vectors) * WIDTH;
+  Element* target = c + row / m * batch_stride_c + row % m * ldc + col;
+#pragma unroll
+  for (int i = 0; i < WIDTH; i += VECTOR_C) {
+    Vector<Element, VECTOR_C> result;
+    // beta == 0 must not read C: it may hold NaN.
+    if constexpr (READS_C) result = load_inside<VECTOR_C>(target + i, n - col - i);
+#pragma unroll
+    for (int j = 0; j < VECTOR_C; ++j) {
+      Accumulator value = alpha * parts[0].values[i + j];
+      if constexpr (READS_C) value += beta * convert<Accumulator>(result.values[j]);
+      result.values[j] = convert<Element>(value);
+    }
+    store_inside(target + i, result, n - col - i);
+  }
+}
