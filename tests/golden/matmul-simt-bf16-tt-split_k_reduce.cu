@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vec
 
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
-  VECTOR_C = least(least(VECTOR_WIDTH, ALIGN_C), WIDTH),
+  VECTOR_C = least(ALIGN_C, WIDTH),
 };
 
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_split_k_reduce(
