@@ -9,12 +9,12 @@ import functools
 import importlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
 
-from tunegen import compiler, device
+from tunegen import compiler, device, resources
 from tunegen.disasm.tool import find_nvdisasm
 from tunegen.errors import ToolkitError
 
@@ -79,3 +79,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if tier in _required():
             pytest.fail(f"the {tier} tier is required: {missing(tier)}", pytrace=False)
         pytest.skip(f"no {tier} tier: {missing(tier)}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests have the database to themselves: what is shipped changes with every release. Its own
+    tests read the folder in the tree."""
+    empty = tmp_path_factory.mktemp("shipped") / "tuned_db"
+    empty.mkdir()
+    shutil.copy(resources.data_dir("tuned_db") / "schema.json", empty)
+    real = resources.data_dir
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            resources, "data_dir", lambda name: empty if name == "tuned_db" else real(name)
+        )
+        yield

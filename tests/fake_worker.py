@@ -287,7 +287,8 @@ class Gpu:
         from tunegen.runner.protocol import Entered, Failed
 
         if request.executable is None:
-            vendor = self.script.get("vendor")
+            vendors = self.script.get("vendors", {})  # by operation, where they differ
+            vendor = vendors.get(request.operation, self.script.get("vendor"))
             if not vendor:
                 return Failed("torch is not there", False, "device")
             time.sleep(vendor.get("seconds", 0))

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tunegen import kernels
 from tunegen.model import DeviceClass, KernelSpec, Problem
+
+# Specs that compute everything everywhere: what is tested of all of them in one way.
+PORTABLE = tuple(spec for spec in kernels.SPECS if spec.name in ("simt", "naive", "vector"))
 
 
 def tried(

@@ -296,7 +296,7 @@ def recorded(monkeypatch):
 
 def test_the_record_is_what_would_be_run(recorded):
     wanted = wanted_for()
-    default = wanted.specs[0].default(wanted.problem, DEVICE)
+    default = wanted.spec().default(wanted.problem, DEVICE)
     other = Config({**default, "RASTER_GROUP": 1})
     found = choices(wanted, recorded(other))
     assert [choice.name for choice in found] == ["tuned", "default", "naive"]
@@ -306,16 +306,16 @@ def test_the_record_is_what_would_be_run(recorded):
 
 def test_the_same_configuration_is_timed_once(recorded):
     wanted = wanted_for()
-    default = wanted.specs[0].default(wanted.problem, DEVICE)
+    default = wanted.spec().default(wanted.problem, DEVICE)
     assert [c.name for c in choices(wanted, recorded(default))] == ["tuned", "naive"]
 
 
 def test_a_record_of_another_size_is_fitted_to_this_one(recorded):
-    wanted = wanted_for(problem="8x8x8")
+    wanted = wanted_for(problem="24x8x8")
     large = wanted_for()
-    config = large.specs[0].default(large.problem, DEVICE)
+    config = large.spec().default(large.problem, DEVICE)
     found = choices(wanted, recorded(config))
-    space = wanted.specs[0].space(wanted.problem, DEVICE)
+    space = wanted.spec().space(wanted.problem, DEVICE)
     assert not space.violated(found[0].config)
 
 

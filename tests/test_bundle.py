@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from taken import PORTABLE
 
-from tunegen import bundle, codegen, disasm, kernels
+from tunegen import bundle, codegen, disasm
 from tunegen.bundle import Bundle, BundleEntry, BundleImage, write_bundle
 from tunegen.bundle.compatibility import PTX_DRIVERS
 from tunegen.bundle.manifest import decode, encode
@@ -40,8 +41,8 @@ from tunegen.model import (
 from tunegen.perfmodel import default_chip
 
 SMALL = {"matmul": "64x96x128"}
-NAMES = [f"{spec.operation.name}-{spec.name}" for spec in kernels.SPECS]
-per_spec = pytest.mark.parametrize("spec", kernels.SPECS, ids=NAMES)
+NAMES = [f"{spec.operation.name}-{spec.name}" for spec in PORTABLE]
+per_spec = pytest.mark.parametrize("spec", PORTABLE, ids=NAMES)
 
 
 def choose(spec, **attributes):
@@ -135,14 +136,14 @@ def built(spec, targets=("sm_80", "sm_90"), floor="sm_75") -> BundleEntry:
 def shipped(tmp_path_factory):
     """Every spec's default, compiled and written once."""
     folder = tmp_path_factory.mktemp("shipped") / "bundle"
-    write_bundle(folder, [built(spec) for spec in kernels.SPECS], tunegen_version="1.2.3")
+    write_bundle(folder, [built(spec) for spec in PORTABLE], tunegen_version="1.2.3")
     return Bundle.open(folder)
 
 
 @pytest.mark.nvrtc
 def test_a_bundle_of_every_spec_is_whole(shipped):
     assert shipped.verify() == []
-    assert len(shipped.manifest.entries) == len(kernels.SPECS)
+    assert len(shipped.manifest.entries) == len(PORTABLE)
     for entry in shipped.manifest.entries:
         assert [image.target for image in entry.images] == ["sm_80", "sm_90"]
         for image in entry.images:
@@ -155,7 +156,7 @@ def test_a_bundle_of_every_spec_is_whole(shipped):
 @pytest.mark.nvrtc
 def test_nothing_of_the_place_enters_the_files(shipped, tmp_path):
     again = tmp_path / "elsewhere"
-    write_bundle(again, [built(spec) for spec in reversed(kernels.SPECS)], tunegen_version="1.2.3")
+    write_bundle(again, [built(spec) for spec in reversed(PORTABLE)], tunegen_version="1.2.3")
     assert contents(again) == contents(shipped.folder)
     for name, body in contents(again).items():
         for word in (str(Path.home()), str(Path.cwd()), str(tmp_path), os.uname().nodename):
@@ -559,7 +560,7 @@ def test_reading_checks_the_hash(one):
 
 
 def test_entries_are_found_by_what_they_compute(tmp_path):
-    fill = next(spec for spec in kernels.SPECS if spec.operation.name != "matmul")
+    fill = next(spec for spec in PORTABLE if spec.operation.name != "matmul")
     made, _ = opened(tmp_path / "out", entry_for(["sm_90"]), entry_for(["sm_90"], spec=fill))
     assert made.entry("matmul").operation == "matmul"
     assert made.entry("matmul", dtype="fp32", layout="nn", spec="naive") == made.entry("matmul")

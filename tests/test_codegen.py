@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from taken import taken
 
 from tunegen import codegen, kernels
 from tunegen.cli.main import run
@@ -190,12 +191,10 @@ def test_the_banner_says_what_it_is_and_how_to_get_it_again():
 def test_the_command_in_the_banner_prints_the_same_source(spec, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    operation = spec.operation
-    numbers = tuple(100 + number for number in range(len(operation.axes)))
-    layout = operation.layouts[-1] or None
-    problem = operation.problem(numbers, dtype=operation.dtypes[-1], layout=layout)
-    config = spec.default(problem, default_chip("sm_80"))
-    sources = render(spec, config, problem, "sm_80")
+    operation, device = spec.operation, default_chip("sm_90")
+    problem = taken(spec, device, operation.dtypes[-1], operation.layouts[-1])
+    config = spec.default(problem, device)
+    sources = render(spec, config, problem, "sm_90")
     command = re.search(r"^// Regenerate: tunegen (.*)$", sources[0].text, re.MULTILINE)
     assert run(shlex.split(command[1])) == 0
     assert capsys.readouterr().out == "".join(source.text for source in sources)

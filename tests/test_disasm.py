@@ -11,6 +11,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from taken import PORTABLE
 
 from tunegen import codegen, disasm, kernels
 from tunegen.compiler import NvrtcCompiler
@@ -24,8 +25,8 @@ from tunegen.model import CompiledKernel, KernelSource
 from tunegen.perfmodel import default_chip
 
 SMALL = {"matmul": "64x96x128"}
-NAMES = [f"{spec.operation.name}-{spec.name}" for spec in kernels.SPECS]
-per_spec = pytest.mark.parametrize("spec", kernels.SPECS, ids=NAMES)
+NAMES = [f"{spec.operation.name}-{spec.name}" for spec in PORTABLE]
+per_spec = pytest.mark.parametrize("spec", PORTABLE, ids=NAMES)
 
 
 @functools.cache
@@ -75,7 +76,7 @@ def test_line_information_changes_the_cubin_but_not_its_code(spec, arch):
 
 @pytest.mark.nvrtc
 def test_other_code_is_told_apart():
-    spec = kernels.SPECS[0]
+    spec = PORTABLE[0]
     half = compiled(source_of(spec, "fp16"), "sm_90").cubin
     assert not disasm.same_code(half, compiled(source_of(spec, "fp32"), "sm_90").cubin)
     assert not disasm.same_code(half, compiled(source_of(spec, "fp16", "sm_80"), "sm_80").cubin)
@@ -113,7 +114,7 @@ def test_shared_memory_is_part_of_the_code():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_damaged_cubin_is_an_error_of_ours(data):
-    cubin = bytearray(compiled(source_of(kernels.SPECS[0], "fp32"), "sm_90").cubin)
+    cubin = bytearray(compiled(source_of(PORTABLE[0], "fp32"), "sm_90").cubin)
     if data.draw(st.booleans()):
         del cubin[data.draw(st.integers(0, len(cubin) - 1)) :]
     else:
@@ -659,10 +660,10 @@ def test_real_differences_are_shown():
 
 @pytest.mark.nvrtc
 def test_line_information_is_no_difference():
-    source = source_of(kernels.SPECS[0], "fp16")
+    source = source_of(PORTABLE[0], "fp16")
     plain, traced = compiled(source, "sm_90"), compiled(source, "sm_90", lineinfo=True)
     assert disasm.diff(plain.ptx.decode(), traced.ptx.decode()) == ""
-    other = compiled(source_of(kernels.SPECS[0], "fp32"), "sm_90")
+    other = compiled(source_of(PORTABLE[0], "fp32"), "sm_90")
     assert disasm.diff(plain.ptx.decode(), other.ptx.decode()) != ""
 
 
@@ -674,7 +675,7 @@ def test_line_information_is_no_difference():
 def test_annotated_ptx_assembles_to_the_same_code():
     from assembling import assemble
 
-    source = source_of(kernels.SPECS[0], "fp16", "sm_80")
+    source = source_of(PORTABLE[0], "fp16", "sm_80")
     plain = compiled(source, "sm_80").ptx.decode()
     traced = compiled(source, "sm_80", lineinfo=True).ptx.decode()
     shown = disasm.annotate_ptx(traced, source.text)

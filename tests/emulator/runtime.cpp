@@ -260,7 +260,8 @@ emulator_uint3 cluster_of(const EmulatorLaunch& launch) {
 
 emulator_uint3 position(size_t index, const emulator_uint3& extents) {
   return {
-      static_cast<unsigned>(index % extents.x), static_cast<unsigned>(index / extents.x % extents.y),
+      static_cast<unsigned>(index % extents.x),
+      static_cast<unsigned>(index / extents.x % extents.y),
       static_cast<unsigned>(index / extents.x / extents.y)};
 }
 
@@ -350,7 +351,8 @@ unsigned long long emulator_exchange(unsigned long long given, int lane_mask, in
   const size_t own = current - threads.data();
   const Group warp = group_of(own, kWarp);
   const size_t other = warp.first + ((own - warp.first) ^ lane_mask);
-  if (other >= warp.stop) fail(kUndefined, "exchanges with a lane that the warp does not have", line);
+  if (other >= warp.stop)
+    fail(kUndefined, "exchanges with a lane that the warp does not have", line);
   return threads[other].given[turn];
 }
 

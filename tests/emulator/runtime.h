@@ -12,9 +12,9 @@ struct emulator_uint3 {
 
 struct EmulatorLaunch {
   emulator_uint3 grid, block;
-  unsigned shared_bytes;  // dynamic shared memory
-  unsigned seed;          // of the order in which blocks, and threads between barriers, run
-  unsigned limit_s;       // processor time after which the kernel counts as hanging
+  unsigned shared_bytes;   // dynamic shared memory
+  unsigned seed;           // of the order in which blocks, and threads between barriers, run
+  unsigned limit_s;        // processor time after which the kernel counts as hanging
   emulator_uint3 cluster;  // of blocks that run side by side; an extent of 0 is one of 1
 };
 

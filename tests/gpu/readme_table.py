@@ -94,7 +94,7 @@ def _of_device(records: Sequence[TuningRecord], ceilings: Calibration | None) ->
     )
     if libraries := _libraries(records):
         text += f" The library: {libraries}."
-    return f"{text}\n\n{_markdown([_row(record, ceilings) for record in records])}"
+    return f"{text}\n\n{markdown([_row(record, ceilings) for record in records])}"
 
 
 def _row(record: TuningRecord, ceilings: Calibration | None) -> tuple[str, ...]:
@@ -110,12 +110,12 @@ def _row(record: TuningRecord, ceilings: Calibration | None) -> tuple[str, ...]:
     ratio = f"{record.baseline_ratio:.3f}" if record.baseline_ratio is not None else "none"
     special = "".join(f" {k}={v}" for k, v in operation.special(problem).items())
     return (
-        operation.name, size(problem) + special, problem.dtype, problem.layout, _us(us), rate,
+        operation.name, size(problem) + special, problem.dtype, problem.layout, in_us(us), rate,
         ratio, interval, f"{floor.us / us:.2f}", floor.bound, record.measurement.policy,
     )  # fmt: skip
 
 
-def _us(us: float) -> str:
+def in_us(us: float) -> str:
     """Four figures, as far as there are so many."""
     return f"{us:.0f}" if us >= 1000 else f"{us:.1f}" if us >= 100 else f"{us:.2f}"
 
@@ -133,33 +133,34 @@ def _listed(word: str, values: Iterable[str]) -> str:
     return f"{word} {', '.join(sorted({value for value in values if value}))}"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    cells = [[name for name, _ in COLUMNS], *rows]
+def markdown(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, str]] = COLUMNS) -> str:
+    """A table with its columns aligned; ``columns`` are their names, and "<" or ">"."""
+    cells = [[name for name, _ in columns], *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = [
         "-" * (width - 1) + ":" if side == ">" else "-" * width
-        for (_, side), width in zip(COLUMNS, widths, strict=True)
+        for (_, side), width in zip(columns, widths, strict=True)
     ]
     aligned = [
         [
             f"{cell:{side}{width}}"
-            for cell, (_, side), width in zip(row, COLUMNS, widths, strict=True)
+            for cell, (_, side), width in zip(row, columns, widths, strict=True)
         ]
         for row in cells
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in (aligned[0], rule, *aligned[1:]))
 
 
-def replaced(text: str, content: str) -> str:
+def replaced(text: str, content: str, begin: str = BEGIN, end: str = END) -> str:
     """A README with other content between the marks.
 
     Raises :class:`UsageError` where it has not exactly one pair of them.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UsageError(f"it has not one {BEGIN} with one {END} after it")
-    before, _, rest = text.partition(BEGIN)
-    lines = "\n".join(part for part in (BEGIN, content, END) if part)
-    return f"{before}{lines}{rest.partition(END)[2]}"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise UsageError(f"it has not one {begin} with one {end} after it")
+    before, _, rest = text.partition(begin)
+    lines = "\n".join(part for part in (begin, content, end) if part)
+    return f"{before}{lines}{rest.partition(end)[2]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

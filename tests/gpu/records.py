@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
     for elements in VECTOR_SIZES:
         for name in ("copy", "add", "axpy"):
             for dtype in ("fp32", "bf16"):
-                yield Case(kernels.operation(name).problem((elements,), dtype=dtype), 30)
+                yield Case(kernels.operation(name).problem((elements,), dtype=dtype), 80)
 
 
 @dataclass(slots=True)

@@ -313,7 +313,7 @@ def _run(options: argparse.Namespace) -> int:
         nvrtc = compiler.NvrtcCompiler(compiler.KernelCache())
         checking = Checking(card, library, device, opened.free_bytes, options.seconds_each, nvrtc)
         pool = undo.enter_context(ThreadPoolExecutor(thread_name_prefix="tunegen-compile"))
-        builds = [pool.submit(_build, record, device) for record in here]
+        builds = [pool.submit(build_of, record, device) for record in here]
         print(HEADER, flush=True)
         results = []
         for record, build in zip(here, builds, strict=True):
@@ -324,7 +324,7 @@ def _run(options: argparse.Namespace) -> int:
     return _summary(results, time.monotonic() - started)
 
 
-def _build(record: TuningRecord, device: DeviceClass) -> session.Build:
+def build_of(record: TuningRecord, device: DeviceClass) -> session.Build:
     """The winner of a record, built anew."""
     specs = kernels.specs_of(record.operation, only=record.spec)
     operation = kernels.operation(record.operation)

@@ -7,7 +7,7 @@ import ctypes
 from typing import Any
 
 from tunegen.device import driver
-from tunegen.model import DTYPE_BYTES, TensorMap
+from tunegen.model import DTYPE_BYTES, MAP_ALIGNMENT, TensorMap
 
 # CUtensorMap: 128 bytes that begin at a multiple of 64.
 MAP_BYTES = 128
@@ -54,13 +54,15 @@ class EncodedMap:
 def _encode(tensor_map: TensorMap, address: int) -> bytes:
     api = driver.bindings()
     bits = 8 * DTYPE_BYTES[tensor_map.dtype]
+    # One dimension has none to tell, but the driver takes no null pointer.
+    strides = tensor_map.strides or (MAP_ALIGNMENT,)
     made: Any = driver.call(
         "cuTensorMapEncodeTiled",
         getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_UINT{bits}"),
         len(tensor_map.extents),
         address,
         [api.cuuint64_t(int(extent)) for extent in tensor_map.extents],
-        [api.cuuint64_t(int(stride)) for stride in tensor_map.strides],
+        [api.cuuint64_t(int(stride)) for stride in strides],
         [api.cuuint32_t(extent) for extent in tensor_map.box],
         [api.cuuint32_t(1) for _ in tensor_map.box],
         api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configuration next, by Optuna's samplers.
+"""Which configuration next, by a sampler of its own or by Optuna's.
 
 A search proposes valid configurations only, none of them twice, until there is none left. It
 starts with the default of every spec and the points that the performance model ranks highest;

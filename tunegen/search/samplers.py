@@ -12,9 +12,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tunegen.model import Outcome
+from tunegen.search.portfolio import PortfolioSampler
 from tunegen.search.unseen import Contender, Place, Unseen
 
-DEFAULT_SAMPLER = "tpe"
+DEFAULT_SAMPLER = "portfolio"
 
 # Points that the model chooses before the sampler does. NVIDIA reports that the best of 16
 # configurations ranked by its matmul heuristics reach 96 % of an exhaustive search on H100.
@@ -187,4 +188,8 @@ def _quiet_study() -> optuna.Study:
         optuna.logging.set_verbosity(verbosity)
 
 
-SAMPLERS: Mapping[str, type[Sampler]] = {"tpe": TpeSampler, "random": RandomSampler}
+SAMPLERS: Mapping[str, type[Sampler]] = {
+    "portfolio": PortfolioSampler,
+    "tpe": TpeSampler,
+    "random": RandomSampler,
+}

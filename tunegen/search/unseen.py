@@ -67,6 +67,19 @@ class Unseen:
             nth -= left
         raise IndexError("every configuration has been seen")
 
+    def among(self, contender: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of ``rows`` that have not been proposed, in order and once each."""
+        rows = np.unique(rows)
+        return rows[~self._seen[contender][rows]]
+
+    def sample(self, contender: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Up to ``count`` rows at random, at least one where there is one."""
+        rows = self.among(contender, rng.integers(len(self._seen[contender]), size=count))
+        if len(rows):
+            return rows
+        left = np.flatnonzero(~self._seen[contender])
+        return rng.permutation(left)[:count]
+
     def nearest(
         self, contender: int, indices: NDArray[np.int64], rng: np.random.Generator
     ) -> Place:

@@ -38,7 +38,8 @@ void load_matrices(unsigned (&to)[4], SharedAddress row) {
     for (int j = 0; j < 2; ++j) {
       const int across = lane / 4;
       const int along = lane % 4 * 2 + j;
-      pair[j] = TRANSPOSED ? rows[8 * i + along].values[across] : rows[8 * i + across].values[along];
+      pair[j] =
+          TRANSPOSED ? rows[8 * i + along].values[across] : rows[8 * i + across].values[along];
     }
     to[i] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
   }
@@ -66,8 +67,7 @@ void emulator_multiply(
 }
 
 template <typename Half>
-void multiply_matrices(
-    fp32 (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Half) {
+void multiply_matrices(fp32 (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Half) {
   struct Lane {
     unsigned a[4], b[2];
   } lanes[32];
@@ -78,7 +78,9 @@ void multiply_matrices(
   };
   emulator_multiply(
       sums, lanes, 2, 2,
-      [&](const Lane& l, int half, int group, int i) { return element_of(l.a[2 * group + half], i); },
+      [&](const Lane& l, int half, int group, int i) {
+        return element_of(l.a[2 * group + half], i);
+      },
       [&](const Lane& l, int group, int i) { return element_of(l.b[group], i); });
 }
 
@@ -110,8 +112,7 @@ inline void multiply_16x8x8(fp64 (&sums)[4], const fp64* a, fp64 b0, fp64 b1) {
   const fp64 b[2] = {b0, b1};
   emulator_multiply_wide<8>(sums, a, b, 2);
 }
-inline void multiply_16x8x16(
-    fp64 (&sums)[4], const fp64* a, fp64 b0, fp64 b1, fp64 b2, fp64 b3) {
+inline void multiply_16x8x16(fp64 (&sums)[4], const fp64* a, fp64 b0, fp64 b1, fp64 b2, fp64 b3) {
   const fp64 b[4] = {b0, b1, b2, b3};
   emulator_multiply_wide<16>(sums, a, b, 2);
 }

@@ -152,6 +152,8 @@ def own_limits(c: Config, p: Problem) -> tuple[Limit, ...]:
     return (
         *matmul.size_limits(),
         Limit("K", "at_least", 1),
+        # Turns are counted in 31 bits. Memory bounds them where matrices are larger than tiles.
+        *((Limit("B", "at_most", matmul.INT32_MAX // (2 * c.SPLIT_K)),) if c.SPLIT_K > 1 else ()),
         *((Limit("ldc", "multiple_of", stored),) if stored > 1 else ()),
     )
 

@@ -217,8 +217,8 @@ def _config(
     values = {
         "SWAP_OPERANDS": swap, "BLOCK_M": block_m, "BLOCK_N": block_n, "CONSUMERS": consumers,
         "PINGPONG": turns_taken, "STORE_PARTS": 1, "BLOCK_K": 64, "STAGES": 2, "CLUSTER_M": 1,
-        "CLUSTER_N": 1, "CLUSTER_K": 1, "SPLIT_K": slices, "SPARE_SMS": 0,
-        "RASTER_GROUP": 8, "RASTER_COLUMNS": 0,
+        "CLUSTER_N": 1, "CLUSTER_K": 1, "SPLIT_K": slices,
+        "RASTER_GROUP": 8, "RASTER_COLUMNS": 0, "SPARE_SMS": 0,
         "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
         "L2_PROMOTION": 256,
     }  # fmt: skip

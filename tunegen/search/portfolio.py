@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search's own sampler: candidates of several kinds, judged by a surrogate of the times.
+
+Candidates are what lies around the best configurations, crossings of them, what the performance
+model ranks high, and random ones. Of each the surrogate says by how much it can be expected to be
+faster than the best; the chance that it runs at all counts as a factor. The winner's surroundings
+are searched on, as long as something better turns up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunegen.model import Outcome
+from tunegen.search.moves import Moves, Rows
+from tunegen.search.surrogate import (
+    Encoding,
+    Floats,
+    Points,
+    Scales,
+    Surrogate,
+    log_expected_improvement,
+    normal_below,
+)
+from tunegen.search.unseen import Contender, Place, Unseen
+
+# Points that the model chooses, or chance without one, before the surrogate does. On recorded
+# spaces six or fifteen were no better.
+_MODEL_POINTS = 10
+
+# Log times are measured from the best one. Only the order among the fast matters, so slow ones
+# count as if they were at this quantile of all, or at this distance.
+_SLOW_QUANTILE, _SLOWEST, _LEAST_SLOW = 0.6, 1.0, 0.15
+
+# Of the model's times the same.
+_SLOWEST_BY_MODEL = 1.5
+
+# The surrogate's scales are learned anew each time that there are so many times more outcomes, and
+# no more after the last time: by then they hardly change, and a long past is told faster.
+_FIRST_LEARNING, _GROWTH, _LAST_LEARNING = 6, 1.25, 1000
+_FEWEST_TO_LEARN = 4
+
+# Outcomes that the surrogate knows: half of them the fastest, half the latest.
+_MOST_POINTS = 300
+
+# A configuration fails where the process through failures (1) and successes (0) is above one half,
+# which is blurred a little. Even a certain failure is given some chance to run.
+_HALFWAY, _BLUR, _LEAST_CHANCE = 0.5, 0.05, 1e-9
+
+# Where candidates come from, and how many of each kind.
+_PARENTS, _LEAPS = 6, 60
+_CROSSED, _CROSSINGS = 12, 100
+_BEST_BY_MODEL, _GOOD_BY_MODEL, _RANDOM = 150, 150, 300
+_GOOD_POWER = 4  # of a random number: how much the model's good ones are preferred
+
+# Rounds in which the candidates best by the surrogate are left for better ones around them.
+_CLIMBS, _CLIMBERS, _CLIMB_LEAPS = 3, 4, 20
+
+# One proposal in so many is bolder: it takes the surrogate to be that much less sure.
+_BOLD_EVERY, _BOLDNESS = 4, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """The log times between which differences count."""
+
+    best: float
+    most: float
+
+    @classmethod
+    def of(cls, logs: Floats) -> _Slow:
+        """Of those of the successes, at least one."""
+        best = float(logs.min())
+        beyond = float(np.quantile(logs, _SLOW_QUANTILE)) - best
+        return cls(best, best + min(max(beyond, _LEAST_SLOW), _SLOWEST))
+
+
+class _Known:
+    """The outcomes so far, of all contenders, in the order in which they became known."""
+
+    def __init__(self) -> None:
+        self._contenders, self._rows, self._logs = array("q"), array("q"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, place: Place, outcome: Outcome) -> None:
+        self._contenders.append(place.contender)
+        self._rows.append(place.row)
+        tiny = float(np.finfo(np.float64).tiny)
+        self._logs.append(math.log(max(outcome.median_us, tiny)) if outcome.ok else math.nan)
+
+    def first(self, count: int) -> tuple[NDArray[np.int64], Rows, Floats]:
+        """Contenders, rows and log times of the first ones; NaN where they failed."""
+        return (
+            np.array(self._contenders, dtype=np.int64)[:count],
+            np.array(self._rows, dtype=np.int64)[:count],
+            np.array(self._logs, dtype=np.float64)[:count],
+        )
+
+
+class _Region:
+    """A contender with its surrogate's scales."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._table = contender.table
+        self._encoding = Encoding([len(p.values) for p in contender.table.space.parameters])
+        self.times, self.failures = Scales(self._encoding), Scales(self._encoding)
+        self._model: Floats | None = None
+        self.by_model: Rows = np.zeros(0, dtype=np.int64)
+        prior_us = contender.prior_us
+        if prior_us is not None and np.isfinite(prior_us).any():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs = np.nan_to_num(np.log(prior_us), nan=np.inf, posinf=np.inf)
+            self._model = np.minimum(logs - logs.min(), _SLOWEST_BY_MODEL)
+            self.by_model = np.argsort(logs, kind="stable")
+
+    @functools.cached_property
+    def moves(self) -> Moves:
+        return Moves(self._table)
+
+    def points(self, rows: Rows) -> Points:
+        model = np.zeros(len(rows)) if self._model is None else self._model[rows]
+        return Points(self._encoding(self._table.indices[:, rows]), model)
+
+
+class PortfolioSampler:
+    """A Gaussian process for each spec, and the spec that promises most."""
+
+    model_points: ClassVar[int] = _MODEL_POINTS
+
+    def __init__(self, contenders: Sequence[Contender], unseen: Unseen) -> None:
+        self._unseen = unseen
+        self._regions = [_Region(contender) for contender in contenders]
+        self._known = _Known()
+        self._under_way: dict[int, Place] = {}
+        self._next_learning = _FIRST_LEARNING
+
+    def known(self, place: Place, outcome: Outcome) -> None:
+        self._known.add(place, outcome)
+
+    def started(self, number: int, place: Place) -> None:
+        self._under_way[number] = place
+
+    def finished(self, number: int, outcome: Outcome) -> None:
+        self._known.add(self._under_way.pop(number), outcome)
+
+    def choose(self, rng: np.random.Generator) -> Place:
+        # Scales depend on the outcomes and their order alone, not on when they were asked for.
+        while self._next_learning <= min(len(self._known), _LAST_LEARNING):
+            self._learn(self._next_learning)
+            self._next_learning = math.ceil(self._next_learning * _GROWTH)
+        contenders, rows, logs = self._known.first(len(self._known))
+        succeeded = ~np.isnan(logs)
+        slow = _Slow.of(logs[succeeded]) if succeeded.any() else _Slow(0.0, 0.0)
+        bold = len(rows) % _BOLD_EVERY == _BOLD_EVERY - 1
+        best: tuple[float, Place] | None = None
+        for position, region in enumerate(self._regions):
+            if not self._unseen.left(position):
+                continue
+            own = contenders == position
+            waiting = [p.row for p in self._under_way.values() if p.contender == position]
+            judge = _Judge(region, rows[own], logs[own], np.array(waiting, dtype=np.int64), slow)
+            candidates = _Candidates(position, region, self._unseen, judge.fastest, rng)
+            value, row = candidates.best(judge, _BOLDNESS if bold else 1.0)
+            if best is None or value > best[0]:
+                best = value, Place(position, row)
+        assert best is not None
+        return best[1]
+
+    def _learn(self, count: int) -> None:
+        contenders, rows, logs = self._known.first(count)
+        succeeded = ~np.isnan(logs)
+        if not succeeded.any():
+            return
+        slow = _Slow.of(logs[succeeded])
+        for position, region in enumerate(self._regions):
+            own = contenders == position
+            kept, values = _telling(rows[own], logs[own], slow)
+            if len(kept) >= _FEWEST_TO_LEARN:
+                region.times.learn(region.points(kept), values - values.mean())
+            kept, failed = _latest(rows[own], logs[own])
+            if failed.any() and len(kept) >= _FEWEST_TO_LEARN:
+                region.failures.learn(region.points(kept).without_model(), failed)
+
+
+class _Judge:
+    """What is thought of a contender's configurations for one proposal."""
+
+    def __init__(
+        self, region: _Region, rows: Rows, logs: Floats, waiting: Rows, slow: _Slow
+    ) -> None:
+        """``rows`` and ``logs`` are its outcomes, ``waiting`` the rows under way, which count as
+        if they took what is expected of them."""
+        self._region = region
+        kept, values = _telling(rows, logs, slow)
+        # Without a success it is taken to be neither fast nor slow.
+        self._mean = float(values.mean()) if len(values) else (slow.most - slow.best) / 2
+        points, values = region.points(kept), values - self._mean
+        self._surrogate = Surrogate(region.times, points, values)
+        latest, failed = _latest(rows, logs)
+        self._failures: Surrogate | None = None
+        if failed.any():
+            tried = region.points(latest).without_model()
+            self._failures = Surrogate(region.failures, tried, failed)
+        self._best = float(np.min(values, initial=-self._mean))
+        if len(waiting):
+            pending = region.points(waiting)
+            expected, _ = self._surrogate.predict(pending)
+            kept, values = np.concatenate([kept, waiting]), np.concatenate([values, expected])
+            self._surrogate = Surrogate(region.times, points + pending, values)
+        self.fastest: Rows = kept[np.argsort(values, kind="stable")]
+
+    def __call__(self, rows: Rows, boldness: float) -> Floats:
+        """The log of the improvement expected of each row."""
+        points = self._region.points(rows)
+        mean, deviation = self._surrogate.predict(points)
+        value = log_expected_improvement(self._best, mean, boldness * deviation)
+        if self._failures is not None:
+            failure, unsure = self._failures.predict(points.without_model())
+            chance = normal_below((_HALFWAY - failure) / (unsure + _BLUR))
+            value += np.log(np.maximum(chance, _LEAST_CHANCE))
+        # Equals are equal on every machine: the first of them is taken.
+        return np.round(value, 6)
+
+
+class _Candidates:
+    """Unseen configurations of one contender that may be worth a trial."""
+
+    def __init__(
+        self, contender: int, region: _Region, unseen: Unseen, fastest: Rows,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self._contender, self._region, self._unseen = contender, region, unseen
+        self._fastest, self._rng = fastest, rng
+
+    def best(self, judge: _Judge, boldness: float) -> tuple[float, int]:
+        """The one of highest value, with that value."""
+        rows = self._first()
+        values = judge(rows, boldness)
+        known, best = rows, (float(values.max()), int(rows[np.argmax(values)]))
+        for _ in range(_CLIMBS):
+            climbers = rows[np.argsort(-values, kind="stable")[:_CLIMBERS]]
+            rows = np.setdiff1d(self._around(climbers, _CLIMB_LEAPS), known, assume_unique=True)
+            if not len(rows):
+                break
+            values = judge(rows, boldness)
+            if values.max() <= best[0]:
+                break
+            known, best = (
+                np.union1d(known, rows),
+                (float(values.max()), int(rows[np.argmax(values)])),
+            )
+        return best
+
+    def _around(self, rows: Rows, leaps: int) -> Rows:
+        moves = self._region.moves
+        return self._unseen.among(
+            self._contender,
+            np.concatenate([moves.steps(rows), moves.leaps(rows, leaps, self._rng)]),
+        )
+
+    def _first(self) -> Rows:
+        rng, by_model = self._rng, self._region.by_model
+        found = [self._unseen.sample(self._contender, _RANDOM, rng)]
+        if len(self._fastest):
+            found.append(self._around(self._fastest[:_PARENTS], _LEAPS))
+            found.append(self._region.moves.crossings(self._fastest[:_CROSSED], _CROSSINGS, rng))
+        if len(by_model):
+            found.append(by_model[:_BEST_BY_MODEL])
+            ranks = rng.random(_GOOD_BY_MODEL) ** _GOOD_POWER * len(by_model)
+            found.append(by_model[ranks.astype(np.int64)])
+        return self._unseen.among(self._contender, np.concatenate(found))
+
+
+def _telling(rows: Rows, logs: Floats, slow: _Slow) -> tuple[Rows, Floats]:
+    """Successes with their log times above the best, the fastest and the latest of them."""
+    succeeded = ~np.isnan(logs)
+    rows, logs = rows[succeeded], logs[succeeded]
+    if len(rows) > _MOST_POINTS:
+        half = _MOST_POINTS // 2
+        fastest = np.argsort(logs, kind="stable")[:half]
+        kept = np.union1d(fastest, np.arange(len(rows) - half, len(rows)))
+        rows, logs = rows[kept], logs[kept]
+    return rows, np.minimum(logs, slow.most) - slow.best
+
+
+def _latest(rows: Rows, logs: Floats) -> tuple[Rows, Floats]:
+    """The latest outcomes: 1 where they are failures, 0 where not."""
+    return rows[-_MOST_POINTS:], np.isnan(logs[-_MOST_POINTS:]).astype(np.float64)
