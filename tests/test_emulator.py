@@ -262,7 +262,9 @@ def test_the_process_survives_a_fault(tmp_path):
     """Handlers, stacks and memory are as before: a right kernel passes after a wrong one."""
     (tmp_path / "wrong").mkdir()
     (tmp_path / "right").mkdir()
-    wrong = reverse_spec(tmp_path / "wrong", changed(REVERSE, (STORE, STORE + "y[1 << 28] = 0;")))
+    wrong = reverse_spec(
+        tmp_path / "wrong", changed(REVERSE, (STORE, STORE + "y[1ll << 44] = 0;"))
+    )
     right = reverse_spec(tmp_path / "right", REVERSE)
     for seed in range(3):
         with pytest.raises(emulator.WrongKernel):

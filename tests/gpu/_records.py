@@ -59,6 +59,12 @@ def only(folder: Path) -> Database:
     return Database(folder, shipped=folder)
 
 
+def whole(record: TuningRecord) -> TuningRecord:
+    """A record with every attribute that its operation has by now."""
+    problem = kernels.operation(record.operation).complete(record.problem)
+    return dataclasses.replace(record, problem=problem)
+
+
 def is_final(record: TuningRecord) -> bool:
     """Whether a GPU measured it, and its finals were played."""
     return record.evidence == "measured" and "unfinished" not in record.measurement.details

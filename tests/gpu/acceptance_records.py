@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from _records import whole
 from acceptance_common import Setting, Verdict
 
 from tunegen import calibration, kernels, perfmodel
@@ -26,7 +27,7 @@ def measured(setting: Setting) -> list[TuningRecord]:
     database = Database(setting.db)
     layer = database.layers[0][0]
     return [
-        record
+        whole(record)
         for found, record in database.records()
         if found == layer and record.evidence == "measured"
     ]

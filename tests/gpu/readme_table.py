@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import _tree
-from _records import is_final, only, size
+from _records import is_final, only, size, whole
 
 from tunegen import calibration, kernels, perfmodel, session
 from tunegen.database import Database
@@ -58,12 +58,12 @@ def answers(database: Database) -> Iterator[TuningRecord]:
     """The record that answers for each device and problem, in the order of the kernels."""
     measured = [record for _, record in database.records() if is_final(record)]
     for record in sorted(measured, key=_order):
-        operation = kernels.operation(record.operation)
+        operation, today = kernels.operation(record.operation), whole(record)
         request = session.Request(
-            operation, record.problem, _device(record), kernels.specs_of(record.operation)
+            operation, today.problem, _device(record), kernels.specs_of(record.operation)
         )
         if find_exact(database, request) == record:
-            yield record
+            yield today
 
 
 def _device(record: TuningRecord) -> DeviceClass:

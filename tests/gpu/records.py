@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import _tree
-from _records import Overdue, deadline, is_final, title, wait_until_alone, write_json
+from _records import Overdue, deadline, is_final, title, wait_until_alone, whole, write_json
 
 from tunegen import calibration, kernels, perfmodel, session
 from tunegen.cli.tune_report import document
@@ -97,7 +97,7 @@ class Tuning:
         """Whether a record of this GPU's kind answers for the case already."""
         found = Database(self.db).records(self.gpu.arch, case.problem.operation)
         return any(
-            record.problem == case.problem
+            whole(record).problem == case.problem
             and record.device.name == self.gpu.name
             and is_final(record)
             and not record.measurement.details.get("shared")

@@ -230,7 +230,7 @@ class Contest:
         return rivals
 
     def _vendor(self, shape: _shapes.Named) -> Rival:
-        enter = Enter(VENDOR, None, "matmul", shape.problem.layout)
+        enter = Enter.vendor(VENDOR, kernels.operation("matmul"), shape.problem)
         return self._entered(self.rivals, enter, _VENDOR_SECONDS)
 
     def _cublaslt(self, shape: _shapes.Named) -> Rival:

@@ -370,7 +370,7 @@ def test_the_vendors_library(start, builder, name, sizes, options):
     operation = REFERENCES[name].operation
     problem = operation.problem(sizes, **options)
     ask(worker, builder.prepare(operation, problem, device, sets=4), Prepared)
-    entered = ask(worker, Enter("vendor", None, name, problem.layout), Entered)
+    entered = ask(worker, Enter.vendor("vendor", operation, problem), Entered)
     assert (
         entered.relative_error
         < {"fp64": 1e-14, "fp32": 2e-6, "fp16": 1e-3, "bf16": 5e-3}[problem.dtype]

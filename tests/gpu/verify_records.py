@@ -41,6 +41,7 @@ from _records import (
     size,
     title,
     wait_until_alone,
+    whole,
     write_json,
 )
 
@@ -114,7 +115,8 @@ class Library:
             self._start()
         if self._worker is None:
             return None
-        enter = Enter(VENDOR, None, record.operation, record.problem.layout)
+        operation = kernels.operation(record.operation)
+        enter = Enter.vendor(VENDOR, operation, record.problem)
         asked: list[tuple[Request, float]] = [(prepare, prepare_s), (enter, _VENDOR_SECONDS)]
         errand = Errand(
             self._worker, [*([] if self._opened else [(Open(0), OPEN_SECONDS)]), *asked]
@@ -291,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    stored = [record for _, record in only(options.db).records() if record.evidence == "measured"]
+    stored = [whole(r) for _, r in only(options.db).records() if r.evidence == "measured"]
     wanted = [record for record in stored if re.search(options.only, title(record.problem))]
     wait_until_alone(options.device)
     gpu = measuring_gpu(options.device)
