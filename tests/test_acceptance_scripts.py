@@ -416,7 +416,7 @@ def test_what_noise_is(other, same):
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(kills, "PROBLEM", {"operation": "axpy", "problem": "2^16"})
-    monkeypatch.setattr(kills, "FINALS_SECONDS", 1.0)
+    monkeypatch.setattr(kills, "FINALS_SECONDS", 3.0)
     for name, value in {"PAIRS": 1, "STARTS": 1, "SEARCH_MOMENT": 0.2, "START_MOMENT": 1.5,
                         "FINALS_MOMENT": 1.0}.items():  # fmt: skip
         monkeypatch.setattr(kills, name, value)

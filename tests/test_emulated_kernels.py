@@ -186,7 +186,7 @@ def test_sampled_configs_at_edge_problems(spec, part):
         cases = [Case(spec, config, p, device) for p in problems(spec.operation, *variant)]
         valid = [case for case in cases if is_valid(case)]
         assert valid
-        for case in by_turns(spec.operation, valid, turn, 3):
+        for case in by_turns(spec.operation, valid, turn, 2):
             check(case)
         assert is_deterministic(case)
 

