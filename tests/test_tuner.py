@@ -596,7 +596,8 @@ def test_an_interrupted_run_does_not_wait_for_compilations():
     released, entered = threading.Event(), threading.Semaphore(0)
 
     def block(source):
-        if source.digest != compiler.started[0]:
+        # The first that is evaluated is among the first two, in whichever order they started.
+        if source.digest not in compiler.started[:2]:
             entered.release()
             assert released.wait(timeout=20)
 
@@ -616,7 +617,7 @@ def test_an_interrupted_run_does_not_wait_for_compilations():
     for thread in threading.enumerate():
         if thread.name.startswith("tunegen-compile"):
             thread.join(timeout=20)
-    assert len(compiler.started) <= 3, "what had not started was cancelled"
+    assert len(compiler.started) <= 4, "what had not started was cancelled"
 
 
 # --- memory, and imports -------------------------------------------------------------------------
