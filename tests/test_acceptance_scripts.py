@@ -48,6 +48,8 @@ import acceptance_seeds as seeds  # noqa: E402
 import acceptance_subspace as subspace  # noqa: E402
 import correlation  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 H200 = GpuInfo(0, "NVIDIA H200", "GPU-1", "sm_90", 150 << 30, 149 << 30)
 
 
@@ -418,7 +420,7 @@ def few(monkeypatch):
     monkeypatch.setattr(kills, "PROBLEM", {"operation": "axpy", "problem": "2^16"})
     monkeypatch.setattr(kills, "FINALS_SECONDS", 3.0)
     for name, value in {"PAIRS": 1, "STARTS": 1, "SEARCH_MOMENT": 0.2, "START_MOMENT": 1.5,
-                        "FINALS_MOMENT": 1.0}.items():  # fmt: skip
+                        "FINALS_MOMENT": 0.2}.items():  # fmt: skip
         monkeypatch.setattr(kills, name, value)
 
 

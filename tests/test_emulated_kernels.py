@@ -173,7 +173,7 @@ def name_of(spec: KernelSpec) -> str:
 @pytest.mark.parametrize(("spec", "variant", "turn"), list(spec_variants()))
 def test_default_at_edge_problems(spec, variant, turn):
     edges = problems(spec.operation, *variant)
-    for problem in by_turns(spec.operation, edges, turn, 2):
+    for problem in by_turns(spec.operation, edges, turn, 1):
         check(Case(spec, spec.default(problem, DEVICES[1]), problem, DEVICES[1]))
 
 
@@ -186,7 +186,7 @@ def test_sampled_configs_at_edge_problems(spec, part):
         cases = [Case(spec, config, p, device) for p in problems(spec.operation, *variant)]
         valid = [case for case in cases if is_valid(case)]
         assert valid
-        for case in by_turns(spec.operation, valid, turn, 2):
+        for case in by_turns(spec.operation, valid, turn, 1):
             check(case)
         assert is_deterministic(case)
 

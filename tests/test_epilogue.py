@@ -33,6 +33,8 @@ from tunegen.runtime.arrays import View
 from tunegen.runtime.program import Program
 from tunegen.runtime.sizes import resolve
 
+pytestmark = pytest.mark.thorough
+
 OPERATION = matmul.OPERATION
 problem = OPERATION.problem
 H200 = default_chip("sm_90")
@@ -243,7 +245,8 @@ def config_of(spec, p, turn):
 def cases(name):
     kinds = [(dtype, output) for dtype in OPERATION.dtypes for output in outputs_of(dtype)]
     spec = spec_named(name)
-    for turn, epilogue in enumerate(EPILOGUES):
+    # Half of them for each spec, not the same.
+    for turn, epilogue in list(enumerate(EPILOGUES))[EMULATED.index(name) % 2 :: 2]:
         dtype, output = kinds[turn % len(kinds)]
         yield turn, spec, made(turn, dtype, output, *epilogue)
 
@@ -258,7 +261,7 @@ def test_sums_become_what_the_reference_says(name):
         case = Case(spec, config_of(spec, p, turn), p, SMALL)
         emulator.check(case, seed=turn, integers=OPERATION.exact(p))
         tried += 1
-    assert tried >= len(EPILOGUES) // 2
+    assert tried >= len(EPILOGUES) // 4
 
 
 @pytest.mark.emulator

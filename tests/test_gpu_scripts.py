@@ -30,6 +30,8 @@ from tunegen.perfmodel import default_chip
 from tunegen.runner.ratios import Estimate
 from tunegen.session import gpu
 
+pytestmark = pytest.mark.thorough
+
 SCRIPTS = Path(__file__).parent / "gpu"
 ROOT = SCRIPTS.parents[1]
 H200 = GpuInfo(0, "NVIDIA H200", "GPU-1", "sm_90", 150 << 30, 149 << 30)

@@ -29,6 +29,8 @@ from tunegen.model import ARCHS, Config, KernelDefinition, Sizes, evaluate
 from tunegen.perfmodel import CHIPS, default_chip, rank
 from tunegen.resources import data_dir
 
+pytestmark = pytest.mark.thorough
+
 MMA = matmul_mma.SPEC
 H200 = default_chip("sm_90")
 DTYPES = ("fp16", "bf16", "fp64")
@@ -138,7 +140,7 @@ def check(case):
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("turn", range(0, len(VARIANTS), 2))
+@pytest.mark.parametrize("turn", range(0, len(VARIANTS), 3))
 def test_default_at_edge_problems(turn):
     dtype, layout = VARIANTS[turn]
     p = edge(5 * turn, dtype, layout, turn % 2)
@@ -146,7 +148,7 @@ def test_default_at_edge_problems(turn):
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize("turn", range(6))
 def test_sampled_configs_at_edge_problems(turn):
     dtype, layout = VARIANTS[turn % len(VARIANTS)]
     device = tuple(SMALL.values())[turn % 3]
@@ -156,7 +158,7 @@ def test_sampled_configs_at_edge_problems(turn):
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("gaps", [(1, 0, 1), (0, 1, 0), (2, 4, 2), (3, 1, 8)])
+@pytest.mark.parametrize("gaps", [(1, 0, 1), (2, 4, 2), (3, 1, 8)])
 def test_every_alignment_of_rows(layout, gaps):
     """Each operand's rows begin at any element, word or pair of words, and so do the bases; in
     the middle of K nothing is checked, at its ends nothing outside is read."""

@@ -33,6 +33,8 @@ from tunegen.runner.process import Worker as Process
 from tunegen.runner.protocol import Block, Enter, Entered, Failed, Open, Prepare, Prepared, Timed
 from tunegen.runner.worker import Worker
 
+pytestmark = pytest.mark.thorough
+
 SCRIPTS = Path(__file__).parent / "gpu"
 
 # What they change for themselves is not for the other tests.
