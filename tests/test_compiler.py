@@ -469,7 +469,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
 # --- every spec ----------------------------------------------------------------------------------
 
 GENERATIONS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-SAMPLES = 2  # configs per spec and generation; chosen for the time that they take
+SAMPLES = 4  # configs per spec and generation; chosen for the time that they take
 SEED = 20
 
 
