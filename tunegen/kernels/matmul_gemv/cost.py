@@ -9,7 +9,6 @@ import numpy as np
 
 from tunegen.kernels import matmul
 from tunegen.kernels.matmul_gemv.derived import (
-    WARP,
     along_k,
     block_n,
     bytes_under_way,
@@ -29,9 +28,8 @@ from tunegen.kernels.matmul_gemv.derived import (
     vector_b,
 )
 from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
+from tunegen.kernels.tiled import LINE_BYTES, WARP
 from tunegen.model import DeviceClass, Point, Problem, Work, maximum, minimum
-
-LINE_BYTES = 128  # what L1 looks up and shared memory delivers at once
 
 
 def work(c: Point, p: Problem, d: DeviceClass) -> Work:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tunegen.kernels import tiled
 from tunegen.kernels.matmul import ACCESS_BYTES, alignment
 from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
+from tunegen.kernels.tiled import WARP
 from tunegen.model import Point, Problem, Sizes, ceil_div, maximum, minimum
-
-WARP = 32
-REGISTERS = 65536  # of a multiprocessor, on every architecture
 
 TICKET_BYTES = 4
 
@@ -114,8 +113,7 @@ def registers_needed(c: Point, p: Problem) -> Any:
 
 
 def register_limit(c: Point) -> Any:
-    """Registers per thread that the launch bounds leave: whole eights, at most 255."""
-    return minimum(255, REGISTERS // maximum(c.MIN_BLOCKS * threads(c), 1) // 8 * 8)
+    return tiled.register_limit(c, threads(c))
 
 
 def groups(c: Point, s: Any) -> Any:

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from tunegen.kernels import tiled
 from tunegen.kernels.matmul_gemv.derived import (
-    WARP,
     along_k,
     block_n,
     bytes_under_way,
@@ -26,6 +26,7 @@ from tunegen.kernels.matmul_gemv.derived import (
     vector_b,
 )
 from tunegen.kernels.split_k import accumulator_bytes
+from tunegen.kernels.tiled import WARP
 from tunegen.model import (
     GRID_LIMITS,
     Config,
@@ -111,40 +112,24 @@ def structural_constraints(p: Problem) -> tuple[Constraint, ...]:
 
 
 def device_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
-    def fits_multiprocessor(c: Point) -> Any:
-        bytes_per_block = shared_bytes(c, p) + d.shared_bytes_reserved
-        return (
-            (c.MIN_BLOCKS * bytes_per_block <= d.shared_bytes_per_sm)
-            & (c.MIN_BLOCKS * threads(c) <= d.threads_per_sm)
-            & (d.blocks_per_sm >= c.MIN_BLOCKS)
-        )
-
     return (
         Constraint(
             "clusters need sm_90",
             lambda c: ~in_cluster(c) | (d.capability >= 90),
             structural=False,
         ),
-        Constraint(
-            f"a block has at most {d.shared_bytes_per_block} bytes of shared memory",
-            lambda c: shared_bytes(c, p) <= d.shared_bytes_per_block,
-            structural=False,
-        ),
-        Constraint(
-            "MIN_BLOCKS blocks fit the threads and shared memory of a multiprocessor",
-            fits_multiprocessor,
-            structural=False,
-        ),
-        Constraint(
-            "launch bounds leave the registers that a thread needs, by estimate",
-            lambda c: registers_needed(c, p) <= register_limit(c),
-            structural=False,
+        *tiled.fitting(
+            d,
+            shared_bytes=lambda c: shared_bytes(c, p),
+            threads=threads,
+            registers_needed=lambda c: registers_needed(c, p),
+            register_limit=register_limit,
         ),
     )
 
 
 def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
-    rows, columns = next_power_of_two(p.M), next_power_of_two(p.N)
+    rows, columns = tiled.next_power_of_two(p.M), tiled.next_power_of_two(p.N)
     # What every thread of the device would have to do: where it is much, so must a thread.
     many = 64 * d.sm_count * d.threads_per_sm <= p.B * p.N * p.K
 
@@ -206,11 +191,6 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
     )
 
 
-def next_power_of_two(size: int) -> int:
-    """The least power of two that is not less than ``size``; 1 for 0."""
-    return 1 << max(size - 1, 0).bit_length()
-
-
 def default(p: Problem, d: DeviceClass) -> Config:
     """Reasoned, not measured: see :func:`_candidates`; the first valid one."""
     whole = space(p, d)
@@ -225,7 +205,7 @@ def _candidates(p: Problem, d: DeviceClass) -> Iterator[Config]:
     32 KB: more than latency times bandwidth; as many such blocks as there are registers for. Warps
     lie along K, and slices of K make up for few columns. Several rows of A are widened once, in
     shared memory."""
-    rows = next_power_of_two(p.M)
+    rows = tiled.next_power_of_two(p.M)
     warps = ((8, 1), (4, 1), (2, 1), (1, 1), (1, 8))  # along K and N; the last for huge C
     shapes = itertools.product(
         warps, (4, 2, 1) if along_k(p) else (8, 4, 2, 1), (8, 4, 16, 32, 2, 1)
@@ -239,8 +219,8 @@ def _candidates(p: Problem, d: DeviceClass) -> Iterator[Config]:
                 "WARPS_K": warps_k, "WARPS_N": warps_n, "MIN_BLOCKS": resident,
             }  # fmt: skip
             rest = {"SPLIT_K": 1, "REDUCE": 0, "LOAD_POLICY": 2}
-            tiled = [Config({**shape, "TILE_K": tile, **rest}) for tile in tiles]
-            able = [c for c in tiled if _is_moderate(c, p)]
+            staged = [Config({**shape, "TILE_K": tile, **rest}) for tile in tiles]
+            able = [c for c in staged if _is_moderate(c, p)]
             yield from (Config({**c, "SPLIT_K": _slices(c, p, d)}) for c in able)
             yield from able
 

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from tunegen.kernels import matmul, split_k
+from tunegen.kernels import matmul, split_k, tiled
 from tunegen.kernels.matmul_mma.cost import work
 
 # --- derived quantities --------------------------------------------------------------------------
-from tunegen.kernels.matmul_mma.derived import alignments, blocks, shared_bytes, threads
+from tunegen.kernels.matmul_mma.derived import alignments, shared_bytes, threads
 from tunegen.kernels.matmul_mma.space import default, space
+from tunegen.kernels.tiled import blocks
 from tunegen.model import (
-    GRID_LIMITS,
     Config,
     DeviceClass,
     KernelDefinition,
@@ -20,7 +20,6 @@ from tunegen.model import (
     Limit,
     Problem,
     Sizes,
-    ceil_div,
     formula,
 )
 
@@ -34,9 +33,6 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
 
 
 # --- arguments and preconditions -----------------------------------------------------------------
-
-# Rows and columns of the largest block that every element type has registers for on any device.
-LARGE_BLOCK = 128
 
 
 def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
@@ -64,13 +60,7 @@ def refuses(p: Problem, d: DeviceClass) -> str:
         return f"mma needs asynchronous copies and the instructions of sm_80, not {d.arch}"
     if p.dtype not in ("fp16", "bf16", "fp64"):
         return f"mma multiplies fp16, bf16 and fp64, not {p.dtype}"
-    fewest = p.B * ceil_div(p.M, LARGE_BLOCK) * ceil_div(p.N, LARGE_BLOCK)
-    if fewest > GRID_LIMITS[0]:
-        return (
-            f"C has {fewest} blocks of {LARGE_BLOCK}x{LARGE_BLOCK}, "
-            f"a grid has at most {GRID_LIMITS[0]} of them in x"
-        )
-    return matmul.refuses(p)
+    return tiled.refuses_grid(p) or matmul.refuses(p)
 
 
 # --- spec ----------------------------------------------------------------------------------------

@@ -9,9 +9,7 @@ import numpy as np
 
 from tunegen.kernels.matmul import output_traffic
 from tunegen.kernels.matmul_mma.derived import (
-    WARP,
     copies,
-    grid,
     is_shifted,
     output_bytes,
     rate_kept,
@@ -24,19 +22,20 @@ from tunegen.kernels.matmul_mma.derived import (
     steps,
     store_vector,
     threads,
-    tiles,
     vector,
 )
 from tunegen.kernels.split_k import accumulator_bytes
+from tunegen.kernels.tiled import (
+    LINE_BYTES,
+    WARP,
+    block_dram_bytes,
+    grid,
+    tiles,
+)
 from tunegen.model import DeviceClass, Point, Problem, Unit, Work, maximum, minimum
-
-LINE_BYTES = 128  # what L1 looks up and shared memory delivers at once
 
 # What ptxas takes beyond need where the launch bounds leave it free; median of 160 compilations.
 SPARE_REGISTERS = 4
-
-# The part of L2 that operands keep from one wave of blocks to the next. Estimate.
-L2_KEPT = 0.75
 
 
 def work(c: Point, p: Problem, d: DeviceClass) -> Work:
@@ -84,7 +83,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         # Pairs from registers fill half a line's sectors or less.
         + out_bytes / LINE_BYTES * np.where(c.STAGED_STORE, 1, 2),
         l2_bytes=l2_bytes + written,
-        dram_bytes=minimum(_dram_bytes(c, p, d), l2_bytes) + written,
+        dram_bytes=minimum(block_dram_bytes(c, p, d), l2_bytes) + written,
         inflight_bytes=_inflight_bytes(c, p),
         steps=k_tiles + 1,
         overlap=1,
@@ -123,19 +122,3 @@ def _inflight_bytes(c: Point, p: Problem) -> Any:
     """Of a thread: all stages but one, or one tile where copies pass through registers."""
     shifted = is_shifted(p, 0) or is_shifted(p, 1)
     return stage_bytes(c, p) / maximum(threads(c), 1) * (1 if shifted else c.STAGES - 1)
-
-
-def _dram_bytes(c: Point, p: Problem, d: DeviceClass) -> Any:
-    """Bytes of A and B from device memory: once where L2 keeps them, else once for each wave of
-    blocks that reads them."""
-    once = float(p.B) * (p.M + p.N) * p.K * p.element_bytes
-    if once <= L2_KEPT * d.l2_bytes:
-        return once
-    if p.M == 0 or p.N == 0:
-        return 0.0
-    along_m, along_n = grid(c, p)
-    at_once = d.sm_count * c.MIN_BLOCKS
-    rows = minimum(maximum(c.RASTER_GROUP, at_once / along_n), along_m)
-    columns = minimum(at_once / rows, along_n)
-    wave = (rows * c.BLOCK_M + columns * c.BLOCK_N) * c.BLOCK_K * tiles(c, p) * p.element_bytes
-    return maximum(wave * np.ceil(along_m * along_n * p.B * c.SPLIT_K / at_once), once)

@@ -7,11 +7,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from tunegen.kernels import tiled
 from tunegen.kernels.matmul_mma.derived import (
     MOST_SUMS,
-    blocks,
     copies,
-    grid,
     rate_kept,
     register_limit,
     registers_needed,
@@ -20,11 +19,9 @@ from tunegen.kernels.matmul_mma.derived import (
     steps,
     sums_registers,
     threads,
-    tiles,
 )
-from tunegen.kernels.split_k import reduce_blocks
+from tunegen.kernels.tiled import blocks, tiles
 from tunegen.model import (
-    GRID_LIMITS,
     Config,
     Constraint,
     DeviceClass,
@@ -32,7 +29,6 @@ from tunegen.model import (
     Problem,
     Space,
     ceil_div,
-    maximum,
     parameters,
 )
 
@@ -104,68 +100,29 @@ def structural_constraints(p: Problem) -> tuple[Constraint, ...]:
 
 
 def device_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
-    def fits_multiprocessor(c: Point) -> Any:
-        bytes_per_block = shared_bytes(c, p) + d.shared_bytes_reserved
-        return (
-            (c.MIN_BLOCKS * bytes_per_block <= d.shared_bytes_per_sm)
-            & (c.MIN_BLOCKS * threads(c) <= d.threads_per_sm)
-            & (d.blocks_per_sm >= c.MIN_BLOCKS)
-        )
-
     return (
         Constraint(
             "fp64 instructions for 16 rows are sm_90's: elsewhere they become several for 8",
             lambda c: (p.element_bytes == 2) | (c.MMA_ROWS == 8) | (d.capability == 90),
             structural=False,
         ),
-        Constraint(
-            f"a block has at most {d.shared_bytes_per_block} bytes of shared memory",
-            lambda c: shared_bytes(c, p) <= d.shared_bytes_per_block,
-            structural=False,
-        ),
-        Constraint(
-            "MIN_BLOCKS blocks fit the threads and shared memory of a multiprocessor",
-            fits_multiprocessor,
-            structural=False,
-        ),
-        Constraint(
-            "launch bounds leave the registers that a thread needs, by estimate",
-            lambda c: registers_needed(c, p) <= register_limit(c),
-            structural=False,
+        *tiled.fitting(
+            d,
+            shared_bytes=lambda c: shared_bytes(c, p),
+            threads=threads,
+            registers_needed=lambda c: registers_needed(c, p),
+            register_limit=register_limit,
         ),
     )
 
 
 def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
-    rows, columns, depth = (next_power_of_two(size) for size in (p.M, p.N, p.K))
+    rows, columns = tiled.next_power_of_two(p.M), tiled.next_power_of_two(p.N)
     # Elements of C for half of a multiprocessor; one matrix of a large batch may have less.
     share = min(64 * 64, p.B * p.M * p.N // (2 * d.sm_count), max(16, rows) * max(16, columns))
 
-    def slices(c: Point) -> Any:
-        short = ceil_div(p.K, c.BLOCK_K) < c.SPLIT_K
-        return (c.SPLIT_K == 1) | (~short & (blocks(c, p) * c.SPLIT_K <= 4 * d.sm_count))
-
-    def raster(c: Point) -> Any:
-        along_m, along_n = grid(c, p)
-        waves = blocks(c, p) * c.SPLIT_K > d.sm_count
-        return (c.RASTER_GROUP == 1) | ((2 * along_m > c.RASTER_GROUP) & (along_n > 1) & waves)
-
     return (
-        Constraint(
-            "a block is at most twice as high as C",
-            lambda c: maximum(16, 2 * rows) >= c.BLOCK_M,
-            structural=False,
-        ),
-        Constraint(
-            "a block is at most twice as wide as C",
-            lambda c: maximum(16, 2 * columns) >= c.BLOCK_N,
-            structural=False,
-        ),
-        Constraint(
-            "a tile is at most twice as deep as K",
-            lambda c: maximum(16, 2 * depth) >= c.BLOCK_K,
-            structural=False,
-        ),
+        *tiled.no_larger_than_c(p, least=16),
         Constraint(
             "no more tiles are under way than K has",
             lambda c: (c.STAGES == 2) | (tiles(c, p) >= c.STAGES - 1),
@@ -176,30 +133,8 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             lambda c: share <= c.BLOCK_M * c.BLOCK_N,
             structural=False,
         ),
-        Constraint(
-            "slices of K are no shorter than a tile, and for C of few blocks",
-            slices,
-            structural=False,
-        ),
-        Constraint(
-            "the order of blocks matters where it differs and not all of them run at once",
-            raster,
-            structural=False,
-        ),
-        Constraint(
-            f"a grid has at most {GRID_LIMITS[0]} blocks",
-            lambda c: (
-                (blocks(c, p) <= GRID_LIMITS[0])
-                & ((c.SPLIT_K == 1) | (reduce_blocks(p, p) <= GRID_LIMITS[0]))
-            ),
-            structural=False,
-        ),
+        *tiled.worth_it(p, d),
     )
-
-
-def next_power_of_two(size: int) -> int:
-    """The least power of two that is not less than ``size``; 1 for 0."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 # Blocks and warps along M and along N.
@@ -263,8 +198,8 @@ def _suits(shape: Shape, split: int, p: Problem, d: DeviceClass) -> bool:
     (block_m, _), (block_n, _) = shape
     count = p.B * ceil_div(p.M, block_m) * ceil_div(p.N, block_n)
     return (
-        block_m <= max(16, next_power_of_two(p.M))
-        and block_n <= max(16, next_power_of_two(p.N))
+        block_m <= max(16, tiled.next_power_of_two(p.M))
+        and block_n <= max(16, tiled.next_power_of_two(p.N))
         and (split == 1 or (split * SLICE_STEPS <= p.K and count * split <= 4 * d.sm_count))
     )
 

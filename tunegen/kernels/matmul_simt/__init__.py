@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from tunegen.kernels import matmul, split_k
+from tunegen.kernels import matmul, split_k, tiled
 from tunegen.kernels.matmul_simt.cost import work
 
 # --- derived quantities --------------------------------------------------------------------------
 from tunegen.kernels.matmul_simt.derived import (
-    blocks,
     shared_bytes,
     threads,
     vector_c,
     vectors,
 )
 from tunegen.kernels.matmul_simt.space import default, space
+from tunegen.kernels.tiled import blocks
 from tunegen.model import (
-    GRID_LIMITS,
     Config,
     DeviceClass,
     KernelDefinition,
@@ -26,7 +25,6 @@ from tunegen.model import (
     Limit,
     Problem,
     Sizes,
-    ceil_div,
     formula,
 )
 
@@ -42,9 +40,6 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
 
 
 # --- arguments and preconditions -----------------------------------------------------------------
-
-# Rows and columns of the largest block that every element type has registers for on any device.
-LARGE_BLOCK = 128
 
 
 def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
@@ -70,13 +65,7 @@ def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
 
 
 def refuses(p: Problem, d: DeviceClass) -> str:
-    fewest = p.B * ceil_div(p.M, LARGE_BLOCK) * ceil_div(p.N, LARGE_BLOCK)
-    if fewest > GRID_LIMITS[0]:
-        return (
-            f"C has {fewest} blocks of {LARGE_BLOCK}x{LARGE_BLOCK}, "
-            f"a grid has at most {GRID_LIMITS[0]} of them in x"
-        )
-    return matmul.refuses(p)
+    return tiled.refuses_grid(p) or matmul.refuses(p)
 
 
 # --- spec ----------------------------------------------------------------------------------------

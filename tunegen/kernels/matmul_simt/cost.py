@@ -10,9 +10,7 @@ import numpy as np
 from tunegen.kernels.matmul import output_bytes, output_traffic
 from tunegen.kernels.matmul_simt.derived import (
     SECTOR_BYTES,
-    WARP,
     along_k,
-    grid,
     lanes,
     register_limit,
     registers_needed,
@@ -20,21 +18,17 @@ from tunegen.kernels.matmul_simt.derived import (
     shared_bytes,
     strips,
     threads,
-    tiles,
     vector_c,
     vectors_of,
 )
 from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
+from tunegen.kernels.tiled import LINE_BYTES, WARP, block_dram_bytes, grid, tiles
 from tunegen.model import DeviceClass, Point, Problem, Work, maximum, minimum
 
-LINE_BYTES = 128  # what L1 looks up and shared memory delivers at once
 BANKS = 32
 
 # What ptxas takes beyond need where the launch bounds leave it free; median of 200 compilations.
 SPARE_REGISTERS = 32
-
-# The part of L2 that operands keep from one wave of blocks to the next. Estimate.
-L2_KEPT = 0.75
 
 
 def work(c: Point, p: Problem, d: DeviceClass) -> Work:
@@ -66,7 +60,6 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     along_m, along_n = grid(c, p)
     slice_blocks = along_m * along_n * p.B * c.SPLIT_K
     l2_bytes = float(p.B) * p.K * p.element_bytes * (p.M * along_n + p.N * along_m)
-    waves = _Waves(along_m, along_n, slice_blocks, k_tiles)
     needed, limit = registers_needed(c, p), register_limit(c)
     brought = (c.BLOCK_M + c.BLOCK_N) * c.BLOCK_K * p.element_bytes
     return Work(
@@ -81,7 +74,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         * (c.BLOCK_K * fragment_wavefronts + a.wavefronts + b.wavefronts),
         l1_wavefronts=warps * k_tiles * (a.lines + b.lines) + out_wavefronts,
         l2_bytes=l2_bytes + written,
-        dram_bytes=minimum(_dram_bytes(c, p, d, waves), l2_bytes) + written,
+        dram_bytes=minimum(block_dram_bytes(c, p, d), l2_bytes) + written,
         inflight_bytes=brought / block_threads * np.where(c.ASYNC_COPY, c.SHARED_BUFFERS - 1, 1),
         # A single buffer takes a second barrier, before it is overwritten.
         steps=k_tiles * (1 + (c.SHARED_BUFFERS == 1)) + 1,
@@ -168,27 +161,3 @@ def _transposing(c: Point, p: Problem, block: Any, vector: Any, side: Any) -> An
     distinct = minimum(side, banks / apart)
     covered = minimum((distinct - 1) * minimum(apart, run) + run, banks)
     return words * together / covered
-
-
-class _Waves(NamedTuple):
-    """Blocks along M, along N and altogether, and the tiles that each walks along."""
-
-    along_m: Any
-    along_n: Any
-    blocks: Any
-    tiles: Any
-
-
-def _dram_bytes(c: Point, p: Problem, d: DeviceClass, w: _Waves) -> Any:
-    """Bytes of A and B from device memory: once where L2 keeps them, else once for each wave of
-    blocks that reads them."""
-    once = float(p.B) * (p.M + p.N) * p.K * p.element_bytes
-    if once <= L2_KEPT * d.l2_bytes:
-        return once
-    if p.M == 0 or p.N == 0:
-        return 0.0
-    at_once = d.sm_count * c.MIN_BLOCKS
-    rows = minimum(maximum(c.RASTER_GROUP, at_once / w.along_n), w.along_m)
-    columns = minimum(at_once / rows, w.along_n)
-    wave_bytes = (rows * c.BLOCK_M + columns * c.BLOCK_N) * c.BLOCK_K * w.tiles * p.element_bytes
-    return maximum(wave_bytes * np.ceil(w.blocks / at_once), once)

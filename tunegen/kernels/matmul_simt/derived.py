@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from tunegen.kernels import tiled
 from tunegen.kernels.matmul import alignment, alignment_c
 from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
+from tunegen.kernels.tiled import WARP
 from tunegen.model import (
     Point,
     Problem,
-    ceil_div,
     maximum,
     minimum,
 )
 
-WARP = 32
 SECTOR_BYTES = 32  # the least that global memory delivers
-REGISTERS = 65536  # of a multiprocessor, on every architecture
 
 
 def threads(c: Point) -> Any:
@@ -100,21 +99,4 @@ def registers_needed(c: Point, p: Problem) -> Any:
 
 
 def register_limit(c: Point) -> Any:
-    """Registers per thread that the launch bounds leave: whole eights, at most 255."""
-    return minimum(255, REGISTERS // maximum(c.MIN_BLOCKS * threads(c), 1) // 8 * 8)
-
-
-def grid(c: Point, s: Any) -> tuple[Any, Any]:
-    """Blocks along M and along N."""
-    return ceil_div(s.M, c.BLOCK_M), ceil_div(s.N, c.BLOCK_N)
-
-
-def blocks(c: Point, s: Any) -> Any:
-    """Blocks for one slice of K of every matrix."""
-    along_m, along_n = grid(c, s)
-    return along_m * along_n * s.B
-
-
-def tiles(c: Point, p: Problem) -> Any:
-    """Tiles along K of the longest slice."""
-    return ceil_div(ceil_div(p.K, c.BLOCK_K), c.SPLIT_K)
+    return tiled.register_limit(c, threads(c))

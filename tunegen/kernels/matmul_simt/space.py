@@ -7,12 +7,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from tunegen.kernels import tiled
 from tunegen.kernels.matmul import ACCESS_BYTES
 from tunegen.kernels.matmul_simt.derived import (
-    WARP,
     along_k,
-    blocks,
-    grid,
     lanes,
     register_limit,
     registers_needed,
@@ -22,9 +20,8 @@ from tunegen.kernels.matmul_simt.derived import (
     vector_c,
     vectors,
 )
-from tunegen.kernels.split_k import reduce_blocks
+from tunegen.kernels.tiled import WARP
 from tunegen.model import (
-    GRID_LIMITS,
     Config,
     Constraint,
     DeviceClass,
@@ -139,40 +136,24 @@ def structural_constraints(p: Problem) -> tuple[Constraint, ...]:
 
 
 def device_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
-    def fits_multiprocessor(c: Point) -> Any:
-        bytes_per_block = shared_bytes(c, p) + d.shared_bytes_reserved
-        return (
-            (c.MIN_BLOCKS * bytes_per_block <= d.shared_bytes_per_sm)
-            & (c.MIN_BLOCKS * threads(c) <= d.threads_per_sm)
-            & (d.blocks_per_sm >= c.MIN_BLOCKS)
-        )
-
     return (
         Constraint(
             "asynchronous copies need sm_80",
             lambda c: (c.ASYNC_COPY == 0) | (d.capability >= 80),
             structural=False,
         ),
-        Constraint(
-            f"a block has at most {d.shared_bytes_per_block} bytes of shared memory",
-            lambda c: shared_bytes(c, p) <= d.shared_bytes_per_block,
-            structural=False,
-        ),
-        Constraint(
-            "MIN_BLOCKS blocks fit the threads and shared memory of a multiprocessor",
-            fits_multiprocessor,
-            structural=False,
-        ),
-        Constraint(
-            "launch bounds leave the registers that a thread needs, by estimate",
-            lambda c: registers_needed(c, p) <= register_limit(c),
-            structural=False,
+        *tiled.fitting(
+            d,
+            shared_bytes=lambda c: shared_bytes(c, p),
+            threads=threads,
+            registers_needed=lambda c: registers_needed(c, p),
+            register_limit=register_limit,
         ),
     )
 
 
 def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
-    rows, columns, depth = (next_power_of_two(size) for size in (p.M, p.N, p.K))
+    rows, columns = tiled.next_power_of_two(p.M), tiled.next_power_of_two(p.N)
     # Elements of C for every thread that the device holds.
     density = p.B * p.M * p.N // (d.sm_count * d.threads_per_sm)
     # A block has a warp at least, and one matrix of a large batch may have less than that.
@@ -185,60 +166,15 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             & (per_thread <= c.THREAD_M * c.THREAD_N)
         )
 
-    def slices(c: Point) -> Any:
-        short = ceil_div(p.K, c.BLOCK_K) < c.SPLIT_K
-        return (c.SPLIT_K == 1) | (~short & (blocks(c, p) * c.SPLIT_K <= 4 * d.sm_count))
-
-    def raster(c: Point) -> Any:
-        along_m, along_n = grid(c, p)
-        waves = blocks(c, p) * c.SPLIT_K > d.sm_count
-        return (c.RASTER_GROUP == 1) | ((2 * along_m > c.RASTER_GROUP) & (along_n > 1) & waves)
-
     return (
-        Constraint(
-            "a block is at most twice as high as C",
-            lambda c: maximum(8, 2 * rows) >= c.BLOCK_M,
-            structural=False,
-        ),
-        Constraint(
-            "a block is at most twice as wide as C",
-            lambda c: maximum(8, 2 * columns) >= c.BLOCK_N,
-            structural=False,
-        ),
-        Constraint(
-            "a tile is at most twice as deep as K",
-            lambda c: maximum(8, 2 * depth) >= c.BLOCK_K,
-            structural=False,
-        ),
+        *tiled.no_larger_than_c(p, least=8),
         Constraint(
             "blocks and threads have more than a few elements where C has many for each thread",
             coarse,
             structural=False,
         ),
-        Constraint(
-            "slices of K are no shorter than a tile, and for C of few blocks",
-            slices,
-            structural=False,
-        ),
-        Constraint(
-            "the order of blocks matters where it differs and not all of them run at once",
-            raster,
-            structural=False,
-        ),
-        Constraint(
-            f"a grid has at most {GRID_LIMITS[0]} blocks",
-            lambda c: (
-                (blocks(c, p) <= GRID_LIMITS[0])
-                & ((c.SPLIT_K == 1) | (reduce_blocks(p, p) <= GRID_LIMITS[0]))
-            ),
-            structural=False,
-        ),
+        *tiled.worth_it(p, d),
     )
-
-
-def next_power_of_two(size: int) -> int:
-    """The least power of two that is not less than ``size``; 1 for 0."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 # Tiles of block, warp and thread along M and along N, by falling reuse of what is loaded; those
@@ -312,7 +248,7 @@ def _candidates(p: Problem, d: DeviceClass) -> Iterator[Config]:
 def _shapes(p: Problem, d: DeviceClass) -> Iterator[tuple[Shape, int]]:
     """Shapes with a number of slices, the preferred ones first."""
     enough = d.sm_count * 3 // 4
-    highest, widest = max(8, next_power_of_two(p.M)), max(8, next_power_of_two(p.N))
+    highest, widest = max(8, tiled.next_power_of_two(p.M)), max(8, tiled.next_power_of_two(p.N))
 
     def count(shape: Shape) -> int:
         (block_m, _, _), (block_n, _, _) = shape

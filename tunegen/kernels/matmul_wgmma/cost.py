@@ -21,13 +21,8 @@ from tunegen.kernels.matmul_wgmma.derived import (
     threads,
     turns,
 )
+from tunegen.kernels.tiled import LINE_BYTES, WARP, Raster, dram_bytes
 from tunegen.model import DeviceClass, Point, Problem, Work, maximum, minimum
-
-WARP = 32
-LINE_BYTES = 128  # what shared memory delivers at once
-
-# The part of L2 that operands keep from one wave of tiles to the next. Estimate.
-L2_KEPT = 0.75
 
 
 def work(c: Point, p: Problem, d: DeviceClass) -> Work:
@@ -77,24 +72,16 @@ def _loaded_bytes(c: Point, p: Problem) -> Any:
 
 
 def _dram_bytes(c: Point, p: Problem, d: DeviceClass) -> Any:
-    """Bytes of A and B from device memory: once where L2 keeps them, else once for each wave of
-    tiles that reads them."""
-    once = float(p.B) * (p.M + p.N) * p.K * 2
-    if once <= L2_KEPT * d.l2_bytes:
-        return once
     along_m, along_n = groups(c, p)
+    high, wide = c.CLUSTER_M * c.BLOCK_M, c.CLUSTER_N * c.BLOCK_N
+    columns = c.RASTER_COLUMNS == 1  # are walked together
+    raster = Raster(
+        c.RASTER_GROUP,
+        np.where(columns, along_n, along_m),
+        np.where(columns, along_m, along_n),
+        np.where(columns, wide, high),
+        np.where(columns, high, wide),
+    )
     at_once = maximum(d.sm_count // cluster(c), 1)
-    columns_first = c.RASTER_COLUMNS == 1
-    fast, slow = (
-        np.where(columns_first, along_n, along_m),
-        np.where(columns_first, along_m, along_n),
-    )
-    grouped = minimum(maximum(c.RASTER_GROUP, at_once / slow), fast)
-    walked = minimum(at_once / grouped, slow)
-    rows, columns = (
-        np.where(columns_first, walked, grouped),
-        np.where(columns_first, grouped, walked),
-    )
-    wave = rows * c.CLUSTER_M * c.BLOCK_M + columns * c.CLUSTER_N * c.BLOCK_N
-    waves = np.ceil(turns(c, p) / at_once)
-    return maximum(wave * (p.K / c.SPLIT_K) * 2.0 * waves, once)
+    depth = p.K / c.SPLIT_K
+    return dram_bytes(p, d, raster, at_once=at_once, in_all=turns(c, p), depth=depth)
