@@ -9,9 +9,7 @@ __device__ __forceinline__ void cluster_sync() {
 template <typename T>
 __device__ __forceinline__ T load_shared_of(int rank, const T* address) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a register or a pair of them");
-  const unsigned own = static_cast<unsigned>(__cvta_generic_to_shared(address));
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(own), "r"(rank));
+  const SharedAddress remote = remote_address(shared_address(address), rank);
   T value;
   if constexpr (sizeof(T) == 4) {
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");

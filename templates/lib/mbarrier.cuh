@@ -1,10 +1,6 @@
 /*# SPDX-License-Identifier: Apache-2.0 #*/
 // Barriers in shared memory that count arrivals and the bytes of copies under way. A barrier ends
 // a phase when both are complete; who waits names the parity of the phase that must have ended.
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
 __device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -23,13 +19,6 @@ __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
 // Arrives at the barrier of this block.
 __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// The address of the same place in block `rank` of the cluster.
-__device__ __forceinline__ unsigned remote_address(unsigned address, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
 }
 
 // Arrives at the same barrier of block `rank` of the cluster. Spelled without .release.cluster,

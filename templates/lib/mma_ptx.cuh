@@ -1,10 +1,5 @@
 /*# SPDX-License-Identifier: Apache-2.0 #*/
 // The instructions of warps on matrices (sm_80 and later), and accesses by shared addresses.
-using SharedAddress = unsigned;
-
-__device__ __forceinline__ SharedAddress shared_address(const void* pointer) {
-  return static_cast<SharedAddress>(__cvta_generic_to_shared(pointer));
-}
 
 // Makes the compiler forget what it knows of a number: what is computed from it in a loop is then
 // not computed before, and kept in registers of its own.

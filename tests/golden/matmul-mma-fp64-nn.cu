@@ -344,12 +344,21 @@ __device__ __forceinline__ void store_global(
   }
 }
 
-// The instructions of warps on matrices (sm_80 and later), and accesses by shared addresses.
+// Shared memory as instructions address it: in 32 bits, of this block or of another of its cluster.
 using SharedAddress = unsigned;
 
 __device__ __forceinline__ SharedAddress shared_address(const void* pointer) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(pointer));
 }
+
+// The address of the same place in block `rank` of the cluster.
+__device__ __forceinline__ SharedAddress remote_address(SharedAddress address, unsigned rank) {
+  SharedAddress remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+// The instructions of warps on matrices (sm_80 and later), and accesses by shared addresses.
 
 // Makes the compiler forget what it knows of a number: what is computed from it in a loop is then
 // not computed before, and kept in registers of its own.

@@ -195,12 +195,42 @@ static_assert(
         232448,
     "stages and staged sums fit shared memory");
 
-// Barriers in shared memory that count arrivals and the bytes of copies under way. A barrier ends
-// a phase when both are complete; who waits names the parity of the phase that must have ended.
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+// Shared memory as instructions address it: in 32 bits, of this block or of another of its cluster.
+using SharedAddress = unsigned;
+
+__device__ __forceinline__ SharedAddress shared_address(const void* pointer) {
+  return static_cast<SharedAddress>(__cvta_generic_to_shared(pointer));
 }
 
+// The address of the same place in block `rank` of the cluster.
+__device__ __forceinline__ SharedAddress remote_address(SharedAddress address, unsigned rank) {
+  SharedAddress remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+// Waits until all threads of the cluster are here, and what they wrote to shared memory is visible
+// to all of them.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// What block `rank` of the cluster has where this one has `address`.
+template <typename T>
+__device__ __forceinline__ T load_shared_of(int rank, const T* address) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a register or a pair of them");
+  const SharedAddress remote = remote_address(shared_address(address), rank);
+  T value;
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");
+  } else {
+    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(remote) : "memory");
+  }
+  return value;
+}
+
+// Barriers in shared memory that count arrivals and the bytes of copies under way. A barrier ends
+// a phase when both are complete; who waits names the parity of the phase that must have ended.
 __device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -219,13 +249,6 @@ __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
 // Arrives at the barrier of this block.
 __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// The address of the same place in block `rank` of the cluster.
-__device__ __forceinline__ unsigned remote_address(unsigned address, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
 }
 
 // Arrives at the same barrier of block `rank` of the cluster. Spelled without .release.cluster,
@@ -1022,13 +1045,6 @@ __device__ __forceinline__ int cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ void cluster_sync() {
-  if constexpr (CLUSTER == 1) {
-    __syncthreads();
-  } else {
-    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-  }
-}
 
 #define IN_CLUSTERS
 extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_matmul_wgmma(
@@ -1066,7 +1082,11 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_mat
     prefetch_map(left_map);
     prefetch_map(right_map);
   }
-  cluster_sync();
+  if constexpr (CLUSTER > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
 
   // A warpgroup's role is known to the compiler to be the same for a whole warp.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);

@@ -1,11 +1,6 @@
 /*# SPDX-License-Identifier: Apache-2.0 #*/
 /*# The host's version of lib/mma_ptx.cuh: lanes give their part to the warp, each takes what the
     layout of the instruction hands to it. #*/
-using SharedAddress = size_t;
-
-inline SharedAddress shared_address(const void* pointer) {
-  return reinterpret_cast<SharedAddress>(pointer);
-}
 inline int forget(int number) {
   return number;
 }
