@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import _tree  # noqa: F401 (makes tunegen importable)
+from _alarm import within
 
 from tunegen import kernels, session
 from tunegen.database import Database
@@ -27,20 +27,9 @@ class Overdue(Exception):
     """Something took longer than it may."""
 
 
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float) -> AbstractContextManager[None]:
     """Raises :class:`Overdue` in what is inside after so long. For the main thread."""
-
-    def ring(number: int, frame: object) -> None:
-        raise Overdue(f"it took more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return within(seconds, Overdue(f"it took more than {seconds:g} s"))
 
 
 def wait_until_alone(index: int | None = None) -> None:

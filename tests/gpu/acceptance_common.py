@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from _alarm import within
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -53,20 +54,9 @@ class OutOfTime(Exception):
     """A part took longer than it may."""
 
 
-@contextlib.contextmanager
-def limit(seconds: float) -> Iterator[None]:
+def limit(seconds: float) -> contextlib.AbstractContextManager[None]:
     """Raise :class:`OutOfTime` in this block after so many seconds; main thread only."""
-
-    def ring(number: int, frame: object) -> None:
-        raise OutOfTime(f"out of time after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return within(seconds, OutOfTime(f"out of time after {seconds:.0f} s"))
 
 
 def environment(**more: str) -> dict[str, str]:

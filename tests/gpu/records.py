@@ -19,7 +19,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,7 +254,14 @@ def _tuned(tuning: Tuning, case: Case, details: list[dict[str, Any]]) -> bool:
     result = tuning.tune(case)
     seconds = time.monotonic() - started
     print(line(case, result, seconds), flush=True)
-    details.append({"case": case.title, "wall_seconds": seconds, **document(result)})
+    return noted({"case": case.title, "wall_seconds": seconds}, result, details)
+
+
+def noted(
+    entry: Mapping[str, Any], result: session.TuneResult, details: list[dict[str, Any]]
+) -> bool:
+    """Keep what came of a tune, under an entry that names it; whether it is as it should be."""
+    details.append({**entry, **document(result)})
     if result.run.stop_reason == "interrupted":
         raise KeyboardInterrupt
     wrong = objections(result)

@@ -26,10 +26,9 @@ from typing import Any
 import _shapes
 import _tree
 from _records import Overdue, write_json
-from records import Case, Tuning, calibrated, objections
+from records import Case, Tuning, calibrated, noted
 
 from tunegen import calibration, session
-from tunegen.cli.tune_report import document
 from tunegen.errors import TunegenError, UsageError
 
 # At most for one tune: what a record of the list may take.
@@ -125,13 +124,7 @@ def _one(tuning: Tuning, shape: _shapes.Named, case: Case, details: list[dict[st
         return False
     seconds = time.monotonic() - started
     print(line(shape, result, seconds), flush=True)
-    details.append({"shape": shape.key, "wall_seconds": seconds, **document(result)})
-    if result.run.stop_reason == "interrupted":
-        raise KeyboardInterrupt
-    wrong = objections(result)
-    for text in wrong:
-        print(f"  {text}", flush=True)
-    return not wrong
+    return noted({"shape": shape.key, "wall_seconds": seconds}, result, details)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
