@@ -197,6 +197,7 @@ def _load(work: Work, device: DeviceClass, resources: Resources | None) -> _Load
         "tensor16": device.tensor16_per_clock,
         "tensor64": device.tensor64_per_clock,
     }
+    # Tensor cores of a rate that nobody tells are taken to be no faster than the CUDA cores.
     lanes = rates[work.unit] or device.fp32_per_clock
     return _Load(
         device=device,
