@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import statistics
 from collections import Counter
 
 import numpy as np
@@ -312,6 +313,21 @@ def test_figures_are_what_the_kernels_took(quick):
     assert found.sm_clock_mhz == (1980, 1980)
     assert found.power_w == 500.0
     assert (found.driver, found.nvrtc, found.policy) == ("580.65.06", "13.0", "burst")
+
+
+def test_long_streams_are_timed_back_to_back_as_well(quick, monkeypatch):
+    limit_us = 1.5 * LAUNCH_US + 4 * 2**16 / (GBPS["read"] * 1e3)  # of some streams, not of all
+    monkeypatch.setattr(calibrating, "SUSTAINED_FROM_US", limit_us)
+    monkeypatch.setattr(calibrating, "_SUSTAINED_BLOCK_SECONDS", 0.01)
+    measured, _ = run(InProcess(fake_gpu()))
+    assert not measured.failures
+    for probe, times in measured.times:
+        bursts = [own for name, own in times.items() if not name.endswith(" sustained")]
+        fastest = min(statistics.median(own) for own in bursts)
+        long = probe.kind == "stream" and fastest > limit_us
+        assert len(times) - len(bursts) == (min(3, len(bursts)) if long else 0)
+    streams = [times for probe, times in measured.times if probe.kind == "stream"]
+    assert 0 < sum(any("sustained" in name for name in times) for times in streams) < len(streams)
 
 
 def test_figures_stand_beside_the_datasheet(quick):

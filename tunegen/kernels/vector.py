@@ -318,9 +318,11 @@ def _conditional(p: Problem, d: DeviceClass, loads: int) -> tuple[Constraint, ..
 
 
 def default(*, loads: int) -> Config:
-    """Full vectors, enough of them in flight to cover the latency of memory, a block per tile."""
-    values = {"THREADS": 256, "VECTOR_BYTES": 16, "UNROLL": 4, "BLOCKS_PER_SM": 0}
+    """Full vectors, one of each operand for a thread, and a block per tile: on an H200 blocks that
+    take 1 or 2 KiB of an operand copied and added 2^24 and 2^28 elements 10 % faster than blocks
+    that take 16 KiB, and within 2 % of the fastest configuration."""
+    values = {"THREADS": 128, "VECTOR_BYTES": 16, "UNROLL": 1, "BLOCKS_PER_SM": 0}
     policies = {"STORE_POLICY": 0}
     if loads:
-        policies |= {"LOAD_POLICY": 2, "L2_PREFETCH_BYTES": 0}
+        policies |= {"LOAD_POLICY": 0, "L2_PREFETCH_BYTES": 0}
     return Config(values | policies)
