@@ -77,11 +77,18 @@ __device__ __forceinline__ void stage_sums(
   }
 }
 
+// Whether the copy engine may write a portion from column `col` of C on. It writes whole 16 bytes:
+// where the last ones of a row are not all of C, what follows the row would be overwritten,
+// whatever extent the map of C states.
+__device__ __forceinline__ bool ends_in_whole_chunks(const Target& target, int col) {
+  return target.n % 8 == 0 || col + STAGED_COLS <= target.n;
+}
+
 // Writes a staged portion whose first element of C is (row, col): by the copy engine, in one
 // thread, or side by side along the rows, ALIGN_C elements at a time.
 __device__ __forceinline__ void store_portion(
     const Target& target, const Staging& staging, int row, int col) {
-  if constexpr (TMA_STORE) {
+  if (TMA_STORE && ends_in_whole_chunks(target, col)) {
     if (target.thread != 0) return;
 #pragma unroll
     for (int i = 0; i < STAGED_COLS / BOX_COLS; ++i) {
@@ -89,18 +96,18 @@ __device__ __forceinline__ void store_portion(
       store_box(*staging.map, box, col + i * BOX_COLS, row, target.matrix);
     }
     store_commit();
-  } else {
-    constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
-    constexpr int PER_ROW = STAGED_COLS / WIDTH;
+    return;
+  }
+  constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
+  constexpr int PER_ROW = STAGED_COLS / WIDTH;
 #pragma unroll 4
-    for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
-      const int down = i / PER_ROW;
-      const int along = i % PER_ROW * WIDTH;
-      const int inside = row + down < target.m ? target.n - col - along : 0;
-      const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
-          staging.memory + staged_offset(down, along));
-      store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
-    }
+  for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
+    const int down = i / PER_ROW;
+    const int along = i % PER_ROW * WIDTH;
+    const int inside = row + down < target.m ? target.n - col - along : 0;
+    const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
+        staging.memory + staged_offset(down, along));
+    store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
   }
 }
 

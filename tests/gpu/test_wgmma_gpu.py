@@ -39,6 +39,9 @@ WAYS = (
 # Sizes that the copy engine can take, tails of every tile and of its boxes among them.
 WHOLE = (1000, 1008, 2056)
 SMALL = ("3x136x72x24", "64x96x8", "8x2056x520", "520x8x136")
+
+# Rows that do not end at whole 16 bytes, with room behind them that is not C's.
+RAGGED = ("300x261x70", "13x2053x1030", "2x70x37x5")
 ODD = (999, 1001, 1003)
 
 
@@ -80,6 +83,11 @@ def test_every_way_is_right(bench, dtype, layout):
     bench.check_all(builts, whole, scalars={"alpha": -2.0, "beta": 3.0})
     for sizes in SMALL:
         problem = matmul(sizes, dtype, layout, beta=1)
+        able = [built for built in builts if built.covers(problem)]
+        assert able
+        bench.check_all(able, problem, scalars={"alpha": -2.0, "beta": 3.0})
+    for sizes in RAGGED:
+        problem = matmul(sizes, dtype, layout, beta=1, lda=2056, ldb=2056, ldc=2056)
         able = [built for built in builts if built.covers(problem)]
         assert able
         bench.check_all(able, problem, scalars={"alpha": -2.0, "beta": 3.0})
