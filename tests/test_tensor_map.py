@@ -102,3 +102,16 @@ def test_only_clusters_that_a_kernel_does_not_fix_are_asked_for(cluster):
     launch = Launch("k", (2, 1, 1), (32, 1, 1), (Argument("x", "pointer"),), cluster=cluster)
     config = loading.launch_config(launch)
     assert config.numAttrs == (cluster != (1, 1, 1))
+
+
+@pytest.mark.parametrize("cluster", [(1, 1, 1), (1, 4, 1)])
+def test_programmatic_launches_are_asked_for(cluster):
+    arguments = (Argument("x", "pointer"),)
+    launch = Launch("k", (2, 4, 1), (32, 1, 1), arguments, cluster=cluster, programmatic=True)
+    config = loading.launch_config(launch)
+    kinds = driver.bindings().CUlaunchAttributeID
+    found = {attribute.id: attribute.value for attribute in config.attrs}
+    assert config.numAttrs == len(found) == 1 + (cluster != (1, 1, 1))
+    early = found.pop(kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+    assert early.programmaticStreamSerializationAllowed == 1
+    assert set(found) <= {kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION}

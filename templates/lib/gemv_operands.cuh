@@ -1,9 +1,10 @@
 /*# SPDX-License-Identifier: Apache-2.0 #*/
-/*# After lib/packed.cuh and lib/gemv_shape.cuh. #*/
+/*# After lib/packed.cuh, lib/programmatic_launch.cuh and lib/gemv_shape.cuh. #*/
 // Elements of A that are brought by one access: from shared memory, or through L1.
 enum : int {
   VECTOR_A = TRANSPOSE_A ? 1 : least(ALIGN_A, TILE_K ? least(RUN_K, SHARED_VECTOR) : RUN_K),
   PART_K = TILE_K ? least(RUN_K, SHARED_VECTOR) : RUN_K,
+  POLICY_B = PROGRAMMATIC_LAUNCH ? coherent(LOAD_POLICY) : LOAD_POLICY,
 };
 
 // The rows of A: TILE_K steps at a time in shared memory, already widened; without tiles they are
@@ -130,10 +131,20 @@ class Columns {
       const Element* address = next_[v] + (index * ROUND_K + step) * k_step_;
       const bool inside = step < left;
       if constexpr (WHOLE) {
-        round.vectors[load] = load_packed<VECTOR_B, LOAD_POLICY>(address, inside);
+        round.vectors[load] = load_packed<VECTOR_B, POLICY_B>(address, inside);
       } else {
         round.vectors[load] = load_packed_inside<VECTOR_B>(address, inside ? left_[v] : 0);
       }
+    }
+  }
+
+  // Has L2 fetch what load() will ask for.
+  __device__ __forceinline__ void fetch(int index, int left) const {
+#pragma unroll
+    for (int load = 0; load < LOADS; ++load) {
+      const int step = TRANSPOSE_B ? 0 : load / COUNT;
+      const int v = TRANSPOSE_B ? load : load % COUNT;
+      if (step < left && left_[v] > 0) fetch_ahead(next_[v] + (index * ROUND_K + step) * k_step_);
     }
   }
 
@@ -180,13 +191,19 @@ __device__ __forceinline__ void multiply(
 }
 
 // Adds the products of a slice, but for what is left of K behind whole vectors. Loads of B are
-// ahead of their use by a turn, over the borders of tiles of A as well.
+// ahead of their use by a turn, over the borders of tiles of A as well; the first of them wait for
+// the launch ahead.
 template <typename AnyColumns>
 __device__ __forceinline__ void walk(
     Accumulator (&sums)[ROWS * COLS], Rows& rows, AnyColumns columns, const Slice& slice) {
   const int stop = slice.whole();
   const int own = lane_along_k();
   int k = slice.start + own * RUN_K;
+  if constexpr (PROGRAMMATIC_LAUNCH == 2) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) columns.fetch(u, stop - k - u * ROUND_K);
+  }
+  wait_for_previous_launch();
   Round rounds[UNROLL];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) columns.load(rounds[u], u, stop - k - u * ROUND_K);

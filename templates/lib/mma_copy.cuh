@@ -8,6 +8,8 @@ struct TileCopy {
   using Tile = SharedTile<TILE, ACROSS>;
   enum : int {
     ELEMENT = sizeof(Element),
+    // See lib/programmatic_launch.cuh.
+    POLICY = PROGRAMMATIC_LAUNCH ? LOAD_DEFAULT : LOAD_NONCOHERENT,
     SHIFTED = ALIGN * ELEMENT < 4,
     VECTOR = SHIFTED ? 2 : ALIGN,
     ROW_VECTORS = Tile::COLS / VECTOR,
@@ -144,12 +146,12 @@ struct TileCopy {
     } else {
       const auto* word = reinterpret_cast<const unsigned*>(from - is_odd(pass));
       const bool inside = in_tile(pass);
-      words[0] = load_global<1, LOAD_NONCOHERENT>(word, inside).values[0];
-      words[1] = load_global<1, LOAD_NONCOHERENT>(word + 1, inside && is_odd(pass)).values[0];
+      words[0] = load_global<1, POLICY>(word, inside).values[0];
+      words[1] = load_global<1, POLICY>(word + 1, inside && is_odd(pass)).values[0];
     }
   }
 
   static __device__ __forceinline__ unsigned half_inside(const unsigned short* half, bool inside) {
-    return inside ? load_global<1, LOAD_NONCOHERENT>(half, inside).values[0] : 0;
+    return inside ? load_global<1, POLICY>(half, inside).values[0] : 0;
   }
 };

@@ -19,7 +19,14 @@ __device__ __forceinline__ void load_box(
       : "memory");
 }
 
-// The same to the same place of every block of the cluster whose bit is set in `blocks`; each
+// Brings the box to L2 only.
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+// The load to the same place of every block of the cluster whose bit is set in `blocks`; each
 // counts it at its own barrier.
 __device__ __forceinline__ void load_box_multicast(
     unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z,

@@ -63,46 +63,78 @@ __device__ __forceinline__ Share share_of_b(int rank) {
   return {rank % CLUSTER_M, static_cast<unsigned short>(blocks)};
 }
 
-// Brings ROWS of an operand from `row` and BLOCK_K steps from `k` on to shared memory.
+// What this block brings of ROWS of an operand from `row` on, BLOCK_K steps of K at a time.
 template <int ROWS, bool ACROSS, int SHARERS>
-__device__ __forceinline__ void load_operand(
-    unsigned target, const TensorMap& map, unsigned barrier, int row, int k, int matrix,
-    const Share& share) {
-  constexpr int BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64;
-  constexpr int HEIGHT = ACROSS ? BLOCK_K : ROWS;  // rows of 128 bytes of a box, shared out
-  constexpr int PART = HEIGHT / SHARERS;
-  const int start = (SHARERS > 1 ? share.part : 0) * PART;
+struct Operand {
+  enum : int {
+    BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64,
+    HEIGHT = ACROSS ? BLOCK_K : ROWS,  // rows of 128 bytes of a box, shared out
+    PART = HEIGHT / SHARERS,
+  };
+  const TensorMap& map;
+  int row, matrix;
+  Share share;
+
+  // Brings the steps from `k` on to shared memory.
+  __device__ __forceinline__ void load(unsigned target, unsigned barrier, int k) const {
 #pragma unroll
-  for (int i = 0; i < BOXES; ++i) {
-    const unsigned place = target + (i * HEIGHT + start) * 128;
-    const int x = (ACROSS ? row : k) + i * 64;
-    const int y = (ACROSS ? k : row) + start;
-    if constexpr (SHARERS > 1) {
-      load_box_multicast(place, map, barrier, x, y, matrix, share.blocks);
-    } else {
-      load_box(place, map, barrier, x, y, matrix);
+    for (int i = 0; i < BOXES; ++i) {
+      const unsigned place = target + (i * HEIGHT + start()) * 128;
+      if constexpr (SHARERS > 1) {
+        load_box_multicast(place, map, barrier, x(i, k), y(k), matrix, share.blocks);
+      } else {
+        load_box(place, map, barrier, x(i, k), y(k), matrix);
+      }
     }
+  }
+  // Brings them to L2.
+  __device__ __forceinline__ void prefetch(int k) const {
+#pragma unroll
+    for (int i = 0; i < BOXES; ++i) prefetch_box(map, x(i, k), y(k), matrix);
+  }
+
+ private:
+  __device__ __forceinline__ int start() const { return (SHARERS > 1 ? share.part : 0) * PART; }
+  __device__ __forceinline__ int x(int box, int k) const { return (ACROSS ? row : k) + box * 64; }
+  __device__ __forceinline__ int y(int k) const { return (ACROSS ? k : row) + start(); }
+};
+
+// Both operands of a tile.
+struct Operands {
+  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS> left;
+  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS> right;
+
+  __device__ __forceinline__
+  Operands(const TensorMap& left_map, const TensorMap& right_map, const Tile& tile, int rank)
+      : left{
+            left_map, SWAP_OPERANDS ? tile.col : tile.row, tile.matrix,
+            SWAP_OPERANDS ? share_of_b(rank) : share_of_a(rank)},
+        right{
+            right_map, SWAP_OPERANDS ? tile.row : tile.col, tile.matrix,
+            SWAP_OPERANDS ? share_of_a(rank) : share_of_b(rank)} {}
+};
+
+// Has L2 bring as much of a slice as the ring holds.
+__device__ __forceinline__ void prefetch_stages(const Operands& operands, const Slice& slice) {
+#pragma unroll 1
+  for (int i = 0; i < STAGES && i < slice.count; ++i) {
+    const int k = (slice.first + i) * BLOCK_K;
+    operands.left.prefetch(k);
+    operands.right.prefetch(k);
   }
 }
 
 // The producer's part of a tile. Its blocks of K follow those of the tile before in the ring.
 __device__ __forceinline__ void fill_stages(
-    const Stages& stages, Ring& ring, const TensorMap& left, const TensorMap& right,
-    const Tile& tile, const Slice& slice, int rank) {
-  const int left_row = SWAP_OPERANDS ? tile.col : tile.row;
-  const int right_row = SWAP_OPERANDS ? tile.row : tile.col;
-  const Share left_share = SWAP_OPERANDS ? share_of_b(rank) : share_of_a(rank);
-  const Share right_share = SWAP_OPERANDS ? share_of_a(rank) : share_of_b(rank);
+    const Stages& stages, Ring& ring, const Operands& operands, const Slice& slice) {
 #pragma unroll 1
   for (int i = 0; i < slice.count; ++i) {
     const int k = (slice.first + i) * BLOCK_K;
     const unsigned full = stages.full_at(ring.stage);
     barrier_wait(stages.empty_at(ring.stage), ring.parity ^ 1);
     barrier_expect(full, LEFT_BYTES + RIGHT_BYTES);
-    load_operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS>(
-        stages.left_at(ring.stage), left, full, left_row, k, tile.matrix, left_share);
-    load_operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS>(
-        stages.right_at(ring.stage), right, full, right_row, k, tile.matrix, right_share);
+    operands.left.load(stages.left_at(ring.stage), full, k);
+    operands.right.load(stages.right_at(ring.stage), full, k);
     ring.advance();
   }
 }

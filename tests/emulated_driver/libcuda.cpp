@@ -78,6 +78,7 @@ static_assert(sizeof(TensorMap) == 128, "a CUtensorMap has 128 bytes");
 
 constexpr int kSharedLimit = 227 << 10;
 constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr int kProgrammatic = 6;      // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 constexpr size_t kMemoryBytes = 256 << 20;
 
 Status lost = kSuccess;
@@ -312,6 +313,7 @@ int cuLaunchKernelEx(const Config* config, void* function, void** arguments, voi
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     const Attribute& attribute = config->attributes[i];
     const unsigned* cluster = attribute.cluster;
+    if (attribute.id == kProgrammatic) continue;  // launches follow one another here
     if (attribute.id != kClusterDimension || cluster[0] * cluster[1] * cluster[2] > 8 ||
         !cluster[0] || config->grid[0] % cluster[0]) {
       return kInvalidValue;

@@ -1,7 +1,7 @@
 // tunegen_matmul_gemv: C = act(alpha * A B + beta * C + bias), spec gemv, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
-// Config: ROWS=8 COLS=4 LANES_K=8 UNROLL=2 WARPS_K=8 WARPS_N=1 MIN_BLOCKS=1 TILE_K=1024 SPLIT_K=1 REDUCE=0 LOAD_POLICY=2
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec gemv --problem 8x4096x4096 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param ROWS=8 --param COLS=4 --param LANES_K=8 --param UNROLL=2 --param WARPS_K=8 --param WARPS_N=1 --param MIN_BLOCKS=1 --param TILE_K=1024 --param SPLIT_K=1 --param REDUCE=0 --param LOAD_POLICY=2 --emit cuda
+// Config: ROWS=8 COLS=4 LANES_K=8 UNROLL=2 WARPS_K=8 WARPS_N=1 MIN_BLOCKS=1 TILE_K=1024 SPLIT_K=1 REDUCE=0 LOAD_POLICY=2 PROGRAMMATIC_LAUNCH=2
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec gemv --problem 8x4096x4096 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param ROWS=8 --param COLS=4 --param LANES_K=8 --param UNROLL=2 --param WARPS_K=8 --param WARPS_N=1 --param MIN_BLOCKS=1 --param TILE_K=1024 --param SPLIT_K=1 --param REDUCE=0 --param LOAD_POLICY=2 --param PROGRAMMATIC_LAUNCH=2 --emit cuda
 
 // C = act(alpha * A B + beta * C + bias) for a matrix A of few rows: every element of B is used M
 // times only, so what counts is how many bytes of B are under way at any time.
@@ -99,6 +99,7 @@ enum : int {
   SPLIT_K = 1,
   REDUCE = 0,
   LOAD_POLICY = 2,
+  PROGRAMMATIC_LAUNCH = 2,
   TRANSPOSE_A = 1,
   TRANSPOSE_B = 1,
   READS_C = 1,
@@ -325,6 +326,23 @@ __device__ __forceinline__ Packed<T, N> load_packed_inside(const T* address, int
   return packed;
 }
 
+// Programmatic dependent launch: with PROGRAMMATIC_LAUNCH the next kernel on the stream may begin
+// once all blocks of this one have, if it was launched so, and this one may have begun before the
+// kernel ahead of it was done. Nothing that other kernels touch may be read or written before the
+// wait. L2 may be told to fetch it: should the kernel ahead write to it still, L2 knows.
+//
+//   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
+//   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+__device__ __forceinline__ void fetch_ahead(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+#define RESTRICT
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 enum : int {
   THREADS = 32 * WARPS_N * WARPS_K,
   LANES_N = 32 / LANES_K,
@@ -402,6 +420,7 @@ static_assert(REDUCE == 0 || SPLIT_K <= 8, "a cluster has at most 8 blocks");
 enum : int {
   VECTOR_A = TRANSPOSE_A ? 1 : least(ALIGN_A, TILE_K ? least(RUN_K, SHARED_VECTOR) : RUN_K),
   PART_K = TILE_K ? least(RUN_K, SHARED_VECTOR) : RUN_K,
+  POLICY_B = PROGRAMMATIC_LAUNCH ? coherent(LOAD_POLICY) : LOAD_POLICY,
 };
 
 // The rows of A: TILE_K steps at a time in shared memory, already widened; without tiles they are
@@ -528,10 +547,20 @@ class Columns {
       const Element* address = next_[v] + (index * ROUND_K + step) * k_step_;
       const bool inside = step < left;
       if constexpr (WHOLE) {
-        round.vectors[load] = load_packed<VECTOR_B, LOAD_POLICY>(address, inside);
+        round.vectors[load] = load_packed<VECTOR_B, POLICY_B>(address, inside);
       } else {
         round.vectors[load] = load_packed_inside<VECTOR_B>(address, inside ? left_[v] : 0);
       }
+    }
+  }
+
+  // Has L2 fetch what load() will ask for.
+  __device__ __forceinline__ void fetch(int index, int left) const {
+#pragma unroll
+    for (int load = 0; load < LOADS; ++load) {
+      const int step = TRANSPOSE_B ? 0 : load / COUNT;
+      const int v = TRANSPOSE_B ? load : load % COUNT;
+      if (step < left && left_[v] > 0) fetch_ahead(next_[v] + (index * ROUND_K + step) * k_step_);
     }
   }
 
@@ -578,13 +607,19 @@ __device__ __forceinline__ void multiply(
 }
 
 // Adds the products of a slice, but for what is left of K behind whole vectors. Loads of B are
-// ahead of their use by a turn, over the borders of tiles of A as well.
+// ahead of their use by a turn, over the borders of tiles of A as well; the first of them wait for
+// the launch ahead.
 template <typename AnyColumns>
 __device__ __forceinline__ void walk(
     Accumulator (&sums)[ROWS * COLS], Rows& rows, AnyColumns columns, const Slice& slice) {
   const int stop = slice.whole();
   const int own = lane_along_k();
   int k = slice.start + own * RUN_K;
+  if constexpr (PROGRAMMATIC_LAUNCH == 2) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) columns.fetch(u, stop - k - u * ROUND_K);
+  }
+  wait_for_previous_launch();
   Round rounds[UNROLL];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) columns.load(rounds[u], u, stop - k - u * ROUND_K);
@@ -753,11 +788,11 @@ struct Target {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul_gemv(
-    const Element* __restrict__ a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
-    const Element* __restrict__ b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B
-    Output* __restrict__ c,         // (batch, M, N), read only when READS_C
+    const Element* RESTRICT a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
+    const Element* RESTRICT b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B
+    Output* RESTRICT c,         // (batch, M, N), read only when READS_C
     // For every row.
-    const Output* __restrict__ bias,  // (N)
+    const Output* RESTRICT bias,  // (N)
     int batch, int m, int n, int k, long long lda, long long ldb, long long ldc,
     long long batch_stride_a, long long batch_stride_b, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
@@ -773,6 +808,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul
   c += matrix * batch_stride_c;
   const Slice slice(blockIdx.y, k);
 
+  let_next_launch_begin();
   Accumulator sums[ROWS * COLS] = {};
   Rows rows(a, lda, m, a_tile);
   const int k_first = slice.start + lane_along_k() * RUN_K;

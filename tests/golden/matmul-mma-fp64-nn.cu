@@ -1,7 +1,7 @@
 // tunegen_matmul_mma: C = act(alpha * A B + beta * C + bias), spec mma, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
-// Config: BLOCK_M=128 WARP_M=64 BLOCK_N=128 WARP_N=32 MMA_ROWS=16 MMA_K=8 BLOCK_K=16 REGISTER_BUFFERS=1 STAGES=4 STAGED_STORE=0 MIN_BLOCKS=1 SPLIT_K=1 RASTER_GROUP=8
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec mma --problem 4096x4096x4096 --dtype fp64 --layout nn --param BLOCK_M=128 --param WARP_M=64 --param BLOCK_N=128 --param WARP_N=32 --param MMA_ROWS=16 --param MMA_K=8 --param BLOCK_K=16 --param REGISTER_BUFFERS=1 --param STAGES=4 --param STAGED_STORE=0 --param MIN_BLOCKS=1 --param SPLIT_K=1 --param RASTER_GROUP=8 --emit cuda
+// Config: BLOCK_M=128 WARP_M=64 BLOCK_N=128 WARP_N=32 MMA_ROWS=16 MMA_K=8 BLOCK_K=16 REGISTER_BUFFERS=1 STAGES=4 STAGED_STORE=0 MIN_BLOCKS=1 SPLIT_K=1 RASTER_GROUP=8 PROGRAMMATIC_LAUNCH=1
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec mma --problem 4096x4096x4096 --dtype fp64 --layout nn --param BLOCK_M=128 --param WARP_M=64 --param BLOCK_N=128 --param WARP_N=32 --param MMA_ROWS=16 --param MMA_K=8 --param BLOCK_K=16 --param REGISTER_BUFFERS=1 --param STAGES=4 --param STAGED_STORE=0 --param MIN_BLOCKS=1 --param SPLIT_K=1 --param RASTER_GROUP=8 --param PROGRAMMATIC_LAUNCH=1 --emit cuda
 
 // C = act(alpha * A B + beta * C + bias) on the tensor cores, by the instructions of a warp (sm_80 and later).
 //
@@ -99,6 +99,7 @@ enum : int {
   MIN_BLOCKS = 1,
   SPLIT_K = 1,
   RASTER_GROUP = 8,
+  PROGRAMMATIC_LAUNCH = 1,
   TRANSPOSE_A = 0,
   TRANSPOSE_B = 0,
   READS_C = 0,
@@ -661,6 +662,8 @@ struct TileCopy {
   using Tile = SharedTile<TILE, ACROSS>;
   enum : int {
     ELEMENT = sizeof(Element),
+    // See lib/programmatic_launch.cuh.
+    POLICY = PROGRAMMATIC_LAUNCH ? LOAD_DEFAULT : LOAD_NONCOHERENT,
     SHIFTED = ALIGN * ELEMENT < 4,
     VECTOR = SHIFTED ? 2 : ALIGN,
     ROW_VECTORS = Tile::COLS / VECTOR,
@@ -797,13 +800,13 @@ struct TileCopy {
     } else {
       const auto* word = reinterpret_cast<const unsigned*>(from - is_odd(pass));
       const bool inside = in_tile(pass);
-      words[0] = load_global<1, LOAD_NONCOHERENT>(word, inside).values[0];
-      words[1] = load_global<1, LOAD_NONCOHERENT>(word + 1, inside && is_odd(pass)).values[0];
+      words[0] = load_global<1, POLICY>(word, inside).values[0];
+      words[1] = load_global<1, POLICY>(word + 1, inside && is_odd(pass)).values[0];
     }
   }
 
   static __device__ __forceinline__ unsigned half_inside(const unsigned short* half, bool inside) {
-    return inside ? load_global<1, LOAD_NONCOHERENT>(half, inside).values[0] : 0;
+    return inside ? load_global<1, POLICY>(half, inside).values[0] : 0;
   }
 };
 
@@ -1163,11 +1166,28 @@ __device__ __forceinline__ void store_through_shared(
   }
 }
 
+// Programmatic dependent launch: with PROGRAMMATIC_LAUNCH the next kernel on the stream may begin
+// once all blocks of this one have, if it was launched so, and this one may have begun before the
+// kernel ahead of it was done. Nothing that other kernels touch may be read or written before the
+// wait. L2 may be told to fetch it: should the kernel ahead write to it still, L2 knows.
+//
+//   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
+//   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+__device__ __forceinline__ void fetch_ahead(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+#define RESTRICT
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul_mma(
-    const Element* __restrict__ a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
-    const Element* __restrict__ b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B
-    Output* __restrict__ c,         // (batch, M, N), read only when READS_C; with SPLIT_K > 1 the
-                                    // partial sums, (SPLIT_K, batch, M, N)
+    const Element* RESTRICT a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
+    const Element* RESTRICT b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B
+    Output* RESTRICT c,         // (batch, M, N), read only when READS_C; with SPLIT_K > 1 the
+                                // partial sums, (SPLIT_K, batch, M, N)
     int batch, int m, int n, int k, long long lda, long long ldb, long long ldc,
     long long batch_stride_a, long long batch_stride_b, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
@@ -1197,6 +1217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul
   const int k_start = first_tile * BLOCK_K;
   const int k_steps = least(slice_tiles * BLOCK_K, k - k_start);
 
+  let_next_launch_begin();
+  wait_for_previous_launch();
   Sums sums = {};
   Pipeline pipeline(
       shared_address(shared_memory), a + matrix * batch_stride_a, lda, b + matrix * batch_stride_b,

@@ -90,6 +90,7 @@ enum : int {
   READS_C = 1,
   HAS_BIAS = 1,
   ACTIVATION = 2,
+  PROGRAMMATIC_LAUNCH = 0,
   ALIGN_C = 1,
   REDUCE_THREADS = 256,
 };
@@ -175,18 +176,33 @@ __device__ __forceinline__ T activated(T x) {
   }
 }
 
+// Programmatic dependent launch: with PROGRAMMATIC_LAUNCH the next kernel on the stream may begin
+// once all blocks of this one have, if it was launched so, and this one may have begun before the
+// kernel ahead of it was done. Nothing that other kernels touch may be read or written before the
+// wait. L2 may be told to fetch it: should the kernel ahead write to it still, L2 knows.
+//
+//   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
+//   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+__device__ __forceinline__ void fetch_ahead(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+#define RESTRICT __restrict__
+__device__ __forceinline__ void let_next_launch_begin() {}
+__device__ __forceinline__ void wait_for_previous_launch() {}
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
   VECTOR_C = least(ALIGN_C, WIDTH),
 };
 
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_split_k_reduce(
-    const Accumulator* __restrict__ partials,  // (SPLIT_K, batch, M, N), N padded to whole WIDTHs
-    Output* __restrict__ c,                    // (batch, M, N), read only when READS_C
+    const Accumulator* RESTRICT partials,  // (SPLIT_K, batch, M, N), N padded to whole WIDTHs
+    Output* RESTRICT c,                    // (batch, M, N), read only when READS_C
     // For every row.
-    const Output* __restrict__ bias,  // (N)
+    const Output* RESTRICT bias,  // (N)
     int batch, int m, int n, long long ldc, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
+  let_next_launch_begin();
+  wait_for_previous_launch();
   const int row_vectors = (n + WIDTH - 1) / WIDTH;
   const long long rows = static_cast<long long>(batch) * m;
   const long long index = static_cast<long long>(blockIdx.x) * REDUCE_THREADS + threadIdx.x;

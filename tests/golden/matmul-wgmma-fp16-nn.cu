@@ -1,7 +1,7 @@
 // tunegen_matmul_wgmma: C = act(alpha * A B + beta * C + bias), spec wgmma, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
-// Config: SWAP_OPERANDS=0 BLOCK_M=128 BLOCK_N=256 CONSUMERS=2 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=4 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=8 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=40 L2_PROMOTION=256
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma --problem 4096x4096x4096 --dtype fp16 --layout nn --param SWAP_OPERANDS=0 --param BLOCK_M=128 --param BLOCK_N=256 --param CONSUMERS=2 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=4 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=8 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=40 --param L2_PROMOTION=256 --emit cuda
+// Config: SWAP_OPERANDS=0 BLOCK_M=128 BLOCK_N=256 CONSUMERS=2 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=4 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=8 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=40 L2_PROMOTION=256 PROGRAMMATIC_LAUNCH=1
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma --problem 4096x4096x4096 --dtype fp16 --layout nn --param SWAP_OPERANDS=0 --param BLOCK_M=128 --param BLOCK_N=256 --param CONSUMERS=2 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=4 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=8 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=40 --param L2_PROMOTION=256 --param PROGRAMMATIC_LAUNCH=1 --emit cuda
 
 // C = act(alpha * A B + beta * C + bias) on Hopper's tensor cores.
 //
@@ -99,6 +99,7 @@ enum : int {
   MMA_IN_FLIGHT = 1,
   PRODUCER_REGISTERS = 40,
   L2_PROMOTION = 256,
+  PROGRAMMATIC_LAUNCH = 1,
   IS_FP16 = 1,
   MMA_N = 256,
   LEFT_ACROSS = 0,
@@ -305,7 +306,14 @@ __device__ __forceinline__ void load_box(
       : "memory");
 }
 
-// The same to the same place of every block of the cluster whose bit is set in `blocks`; each
+// Brings the box to L2 only.
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+// The load to the same place of every block of the cluster whose bit is set in `blocks`; each
 // counts it at its own barrier.
 __device__ __forceinline__ void load_box_multicast(
     unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z,
@@ -555,46 +563,78 @@ __device__ __forceinline__ Share share_of_b(int rank) {
   return {rank % CLUSTER_M, static_cast<unsigned short>(blocks)};
 }
 
-// Brings ROWS of an operand from `row` and BLOCK_K steps from `k` on to shared memory.
+// What this block brings of ROWS of an operand from `row` on, BLOCK_K steps of K at a time.
 template <int ROWS, bool ACROSS, int SHARERS>
-__device__ __forceinline__ void load_operand(
-    unsigned target, const TensorMap& map, unsigned barrier, int row, int k, int matrix,
-    const Share& share) {
-  constexpr int BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64;
-  constexpr int HEIGHT = ACROSS ? BLOCK_K : ROWS;  // rows of 128 bytes of a box, shared out
-  constexpr int PART = HEIGHT / SHARERS;
-  const int start = (SHARERS > 1 ? share.part : 0) * PART;
+struct Operand {
+  enum : int {
+    BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64,
+    HEIGHT = ACROSS ? BLOCK_K : ROWS,  // rows of 128 bytes of a box, shared out
+    PART = HEIGHT / SHARERS,
+  };
+  const TensorMap& map;
+  int row, matrix;
+  Share share;
+
+  // Brings the steps from `k` on to shared memory.
+  __device__ __forceinline__ void load(unsigned target, unsigned barrier, int k) const {
 #pragma unroll
-  for (int i = 0; i < BOXES; ++i) {
-    const unsigned place = target + (i * HEIGHT + start) * 128;
-    const int x = (ACROSS ? row : k) + i * 64;
-    const int y = (ACROSS ? k : row) + start;
-    if constexpr (SHARERS > 1) {
-      load_box_multicast(place, map, barrier, x, y, matrix, share.blocks);
-    } else {
-      load_box(place, map, barrier, x, y, matrix);
+    for (int i = 0; i < BOXES; ++i) {
+      const unsigned place = target + (i * HEIGHT + start()) * 128;
+      if constexpr (SHARERS > 1) {
+        load_box_multicast(place, map, barrier, x(i, k), y(k), matrix, share.blocks);
+      } else {
+        load_box(place, map, barrier, x(i, k), y(k), matrix);
+      }
     }
+  }
+  // Brings them to L2.
+  __device__ __forceinline__ void prefetch(int k) const {
+#pragma unroll
+    for (int i = 0; i < BOXES; ++i) prefetch_box(map, x(i, k), y(k), matrix);
+  }
+
+ private:
+  __device__ __forceinline__ int start() const { return (SHARERS > 1 ? share.part : 0) * PART; }
+  __device__ __forceinline__ int x(int box, int k) const { return (ACROSS ? row : k) + box * 64; }
+  __device__ __forceinline__ int y(int k) const { return (ACROSS ? k : row) + start(); }
+};
+
+// Both operands of a tile.
+struct Operands {
+  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS> left;
+  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS> right;
+
+  __device__ __forceinline__
+  Operands(const TensorMap& left_map, const TensorMap& right_map, const Tile& tile, int rank)
+      : left{
+            left_map, SWAP_OPERANDS ? tile.col : tile.row, tile.matrix,
+            SWAP_OPERANDS ? share_of_b(rank) : share_of_a(rank)},
+        right{
+            right_map, SWAP_OPERANDS ? tile.row : tile.col, tile.matrix,
+            SWAP_OPERANDS ? share_of_a(rank) : share_of_b(rank)} {}
+};
+
+// Has L2 bring as much of a slice as the ring holds.
+__device__ __forceinline__ void prefetch_stages(const Operands& operands, const Slice& slice) {
+#pragma unroll 1
+  for (int i = 0; i < STAGES && i < slice.count; ++i) {
+    const int k = (slice.first + i) * BLOCK_K;
+    operands.left.prefetch(k);
+    operands.right.prefetch(k);
   }
 }
 
 // The producer's part of a tile. Its blocks of K follow those of the tile before in the ring.
 __device__ __forceinline__ void fill_stages(
-    const Stages& stages, Ring& ring, const TensorMap& left, const TensorMap& right,
-    const Tile& tile, const Slice& slice, int rank) {
-  const int left_row = SWAP_OPERANDS ? tile.col : tile.row;
-  const int right_row = SWAP_OPERANDS ? tile.row : tile.col;
-  const Share left_share = SWAP_OPERANDS ? share_of_b(rank) : share_of_a(rank);
-  const Share right_share = SWAP_OPERANDS ? share_of_a(rank) : share_of_b(rank);
+    const Stages& stages, Ring& ring, const Operands& operands, const Slice& slice) {
 #pragma unroll 1
   for (int i = 0; i < slice.count; ++i) {
     const int k = (slice.first + i) * BLOCK_K;
     const unsigned full = stages.full_at(ring.stage);
     barrier_wait(stages.empty_at(ring.stage), ring.parity ^ 1);
     barrier_expect(full, LEFT_BYTES + RIGHT_BYTES);
-    load_operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS>(
-        stages.left_at(ring.stage), left, full, left_row, k, tile.matrix, left_share);
-    load_operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS>(
-        stages.right_at(ring.stage), right, full, right_row, k, tile.matrix, right_share);
+    operands.left.load(stages.left_at(ring.stage), full, k);
+    operands.right.load(stages.right_at(ring.stage), full, k);
     ring.advance();
   }
 }
@@ -715,6 +755,24 @@ struct Exchange {
     if (thread % 32 < SENDERS) barrier_arrive_at(read, thread % 32 + 1);
   }
 };
+
+// Programmatic dependent launch: with PROGRAMMATIC_LAUNCH the next kernel on the stream may begin
+// once all blocks of this one have, if it was launched so, and this one may have begun before the
+// kernel ahead of it was done. Nothing that other kernels touch may be read or written before the
+// wait. L2 may be told to fetch it: should the kernel ahead write to it still, L2 knows.
+//
+//   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
+//   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+__device__ __forceinline__ void fetch_ahead(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+#define RESTRICT
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 // What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.
 enum Activation {
@@ -903,11 +961,18 @@ __device__ __forceinline__ void stage_sums(
   }
 }
 
+// Whether the copy engine may write a portion from column `col` of C on. It writes whole 16 bytes:
+// where the last ones of a row are not all of C, what follows the row would be overwritten,
+// whatever extent the map of C states.
+__device__ __forceinline__ bool ends_in_whole_chunks(const Target& target, int col) {
+  return target.n % 8 == 0 || col + STAGED_COLS <= target.n;
+}
+
 // Writes a staged portion whose first element of C is (row, col): by the copy engine, in one
 // thread, or side by side along the rows, ALIGN_C elements at a time.
 __device__ __forceinline__ void store_portion(
     const Target& target, const Staging& staging, int row, int col) {
-  if constexpr (TMA_STORE) {
+  if (TMA_STORE && ends_in_whole_chunks(target, col)) {
     if (target.thread != 0) return;
 #pragma unroll
     for (int i = 0; i < STAGED_COLS / BOX_COLS; ++i) {
@@ -915,18 +980,18 @@ __device__ __forceinline__ void store_portion(
       store_box(*staging.map, box, col + i * BOX_COLS, row, target.matrix);
     }
     store_commit();
-  } else {
-    constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
-    constexpr int PER_ROW = STAGED_COLS / WIDTH;
+    return;
+  }
+  constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
+  constexpr int PER_ROW = STAGED_COLS / WIDTH;
 #pragma unroll 4
-    for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
-      const int down = i / PER_ROW;
-      const int along = i % PER_ROW * WIDTH;
-      const int inside = row + down < target.m ? target.n - col - along : 0;
-      const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
-          staging.memory + staged_offset(down, along));
-      store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
-    }
+  for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
+    const int down = i / PER_ROW;
+    const int along = i % PER_ROW * WIDTH;
+    const int inside = row + down < target.m ? target.n - col - along : 0;
+    const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
+        staging.memory + staged_offset(down, along));
+    store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
   }
 }
 
@@ -976,14 +1041,22 @@ struct Job {
   }
 };
 
-// The producer: one thread.
+// The producer: one thread. L2 may have its first stages before the launch ahead is done: should
+// that one write to them, L2 knows.
 __device__ __forceinline__ void produce(
     const Job& job, const TensorMap& left, const TensorMap& right) {
+  if constexpr (PROGRAMMATIC_LAUNCH == 2) {
+    if (job.has(job.first)) {
+      const Tile tile = job.tile(job.first);
+      prefetch_stages(Operands(left, right, tile, job.rank), job.slice(tile));
+    }
+  }
+  wait_for_previous_launch();
   Ring ring;
 #pragma unroll 1
   for (int turn = job.first; job.has(turn); turn += job.clusters) {
     const Tile tile = job.tile(turn);
-    fill_stages(job.stages, ring, left, right, tile, job.slice(tile), job.rank);
+    fill_stages(job.stages, ring, Operands(left, right, tile, job.rank), job.slice(tile));
   }
 }
 
@@ -992,6 +1065,7 @@ __device__ __forceinline__ void produce(
 __device__ __forceinline__ void consume(
     const Job& job, Target target, const Staging& staging, Exchange exchange,
     const unsigned char* inbox, Output* c, long long batch_stride_c, int batch, int consumer) {
+  wait_for_previous_launch();
   const int first_row = PINGPONG ? 0 : consumer * MMA_ROWS * 64;
   const int step = PINGPONG ? 2 * job.clusters : job.clusters;
   Ring ring;
@@ -1051,8 +1125,8 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_mat
     const __grid_constant__ TensorMap left_map,   // B with SWAP_OPERANDS, else A
     const __grid_constant__ TensorMap right_map,  // A with SWAP_OPERANDS, else B
     const __grid_constant__ TensorMap c_map,      // any where C is not stored through it
-    Output* __restrict__ c,  // (batch, M, N), read only when READS_C; with SPLIT_K > 1 the partial
-                             // sums, (SPLIT_K, batch, M, N)
+    Output* RESTRICT c,  // (batch, M, N), read only when READS_C; with SPLIT_K > 1 the partial
+                         // sums, (SPLIT_K, batch, M, N)
     int batch, int m, int n, int k, long long ldc, long long batch_stride_c, fp32 alpha,
     fp32 beta) {
   const Output* bias = nullptr;
@@ -1087,6 +1161,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_mat
   } else {
     __syncthreads();
   }
+  let_next_launch_begin();
 
   // A warpgroup's role is known to the compiler to be the same for a whole warp.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);

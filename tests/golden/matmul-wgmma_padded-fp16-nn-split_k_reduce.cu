@@ -1,7 +1,7 @@
 // tunegen_matmul_split_k_reduce: C = act(alpha * A B + beta * C + bias), spec wgmma_padded, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
-// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=1 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=2 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=256
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype fp16 --layout nn --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=1 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=2 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=256 --emit cuda
+// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=1 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=2 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=256 PROGRAMMATIC_LAUNCH=2
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype fp16 --layout nn --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=1 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=2 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=256 --param PROGRAMMATIC_LAUNCH=2 --emit cuda
 
 // C = act(alpha * (sum of SPLIT_K partial products) + beta * C + bias).
 //
@@ -89,6 +89,7 @@ enum : int {
   MMA_IN_FLIGHT = 1,
   PRODUCER_REGISTERS = 24,
   L2_PROMOTION = 256,
+  PROGRAMMATIC_LAUNCH = 2,
   READS_C = 0,
   HAS_BIAS = 0,
   ACTIVATION = 0,
@@ -177,17 +178,36 @@ __device__ __forceinline__ T activated(T x) {
   }
 }
 
+// Programmatic dependent launch: with PROGRAMMATIC_LAUNCH the next kernel on the stream may begin
+// once all blocks of this one have, if it was launched so, and this one may have begun before the
+// kernel ahead of it was done. Nothing that other kernels touch may be read or written before the
+// wait. L2 may be told to fetch it: should the kernel ahead write to it still, L2 knows.
+//
+//   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
+//   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+__device__ __forceinline__ void fetch_ahead(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+#define RESTRICT
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
   VECTOR_C = least(ALIGN_C, WIDTH),
 };
 
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) tunegen_matmul_split_k_reduce(
-    const Accumulator* __restrict__ partials,  // (SPLIT_K, batch, M, N), N padded to whole WIDTHs
-    Output* __restrict__ c,                    // (batch, M, N), read only when READS_C
+    const Accumulator* RESTRICT partials,  // (SPLIT_K, batch, M, N), N padded to whole WIDTHs
+    Output* RESTRICT c,                    // (batch, M, N), read only when READS_C
     int batch, int m, int n, long long ldc, long long batch_stride_c, Accumulator alpha,
     Accumulator beta) {
   const Output* bias = nullptr;
+  let_next_launch_begin();
+  wait_for_previous_launch();
   const int row_vectors = (n + WIDTH - 1) / WIDTH;
   const long long rows = static_cast<long long>(batch) * m;
   const long long index = static_cast<long long>(blockIdx.x) * REDUCE_THREADS + threadIdx.x;

@@ -182,13 +182,22 @@ def launch_config(launch: Launch) -> Any:
     config.gridDimX, config.gridDimY, config.gridDimZ = (int(extent) for extent in launch.grid)
     config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
     config.sharedMemBytes = launch.shared_bytes
-    config.numAttrs = 0
+    kinds, attributes = driver.CUlaunchAttributeID, []
     if launch.cluster != (1, 1, 1):
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value = driver.CUlaunchAttributeValue()
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster
-        attribute.value = value
-        config.attrs = [attribute]
-        config.numAttrs = 1
+        cluster = driver.CUlaunchAttributeValue()
+        cluster.clusterDim.x, cluster.clusterDim.y, cluster.clusterDim.z = launch.cluster
+        attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cluster))
+    if launch.programmatic:
+        early = driver.CUlaunchAttributeValue()
+        early.programmaticStreamSerializationAllowed = 1
+        attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, early))
+    if attributes:
+        config.attrs = [_attribute(kind, value) for kind, value in attributes]
+    config.numAttrs = len(attributes)
     return config
+
+
+def _attribute(kind: Any, value: Any) -> Any:
+    attribute = bindings().CUlaunchAttribute()
+    attribute.id, attribute.value = kind, value
+    return attribute

@@ -46,8 +46,7 @@ from tunegen.model import (
 # --- derived quantities --------------------------------------------------------------------------
 
 PAD = "matmul_pad_rows"
-PAD_THREADS, PAD_UNROLL = 256, 8
-PART = 32 * PAD_UNROLL  # elements of a row that a warp copies
+PAD_THREADS, PAD_UNROLL = 256, 4  # threads of a block, vectors that each of them copies
 
 # Copies begin where any kernel may assume aligned addresses.
 BASE_BYTES = 256
@@ -59,6 +58,10 @@ def stored_shape(which: int, p: Problem, s: Sizes) -> tuple[Any, Any]:
     if (p.layout[0] == "t", p.layout[1] == "n")[which]:
         rows, columns = columns, rows
     return rows, columns
+
+
+def copy_blocks(rows: Any, columns: Any) -> Any:
+    return ceil_div(rows * ceil_div(columns, ALIGNED), PAD_THREADS * PAD_UNROLL)
 
 
 def padded(columns: Any) -> Any:
@@ -79,7 +82,7 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
             continue
         rows, columns = stored_shape(which, p, s)
         width = padded(columns)
-        copies.append(_copy(which, end, rows, columns, s))
+        copies.append(_copy(which, end, rows, columns, c, s))
         operands[which] = Stored("workspace", width, rows * width, end)
         end = end + _whole(s.B * rows * width * 2)
     product = plan_over((operands[0], operands[1]), c, p, s)
@@ -90,9 +93,8 @@ def _whole(size: Any) -> Any:
     return ceil_div(size, BASE_BYTES) * BASE_BYTES
 
 
-def _copy(which: int, offset: Any, rows: Any, columns: Any, s: Sizes) -> Launch:
+def _copy(which: int, offset: Any, rows: Any, columns: Any, c: Config, s: Sizes) -> Launch:
     rows = s.B * rows
-    warps = rows * ceil_div(columns, PART)
     arguments = (
         Argument("AB"[which], "pointer"),
         Argument("padded", "workspace", formula(offset)),
@@ -101,8 +103,11 @@ def _copy(which: int, offset: Any, rows: Any, columns: Any, s: Sizes) -> Launch:
         Argument("ld", "int64", formula((s.lda, s.ldb)[which])),
         Argument("padded_ld", "int64", formula(padded(columns))),
     )
-    blocks = ceil_div(warps, PAD_THREADS // 32)
-    return Launch(PAD, (formula(blocks), 1, 1), (PAD_THREADS, 1, 1), arguments)
+    blocks = copy_blocks(rows, columns)
+    return Launch(
+        PAD, (formula(blocks), 1, 1), (PAD_THREADS, 1, 1), arguments,
+        programmatic=bool(c.PROGRAMMATIC_LAUNCH),
+    )  # fmt: skip
 
 
 # --- arguments and preconditions -----------------------------------------------------------------
@@ -132,12 +137,10 @@ def refuses(p: Problem, d: DeviceClass) -> str:
         return reason
     if not any(needs_padding(p).values()):
         return "the copy engine can read A and B where they lie: wgmma does"
-    blocks = max(
-        int(p.B * rows * ceil_div(columns, PART))
-        for rows, columns in (stored_shape(which, p, Sizes(p.names)) for which in (0, 1))
-    )
+    shapes = (stored_shape(which, p, Sizes(p.names)) for which in (0, 1))
+    blocks = max(int(copy_blocks(p.B * rows, columns)) for rows, columns in shapes)
     if blocks > GRID_LIMITS[0]:
-        return f"{blocks} parts of rows are more than the blocks of a grid"
+        return f"copies need {blocks} blocks, a grid has at most {GRID_LIMITS[0]} of them in x"
     return ""
 
 

@@ -7,6 +7,7 @@ adds them in the order of the slices, so that the same input gives the same bits
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tunegen.kernels import matmul
@@ -53,11 +54,12 @@ def partial_bytes(slices: int, p: Problem, s: Any) -> Any:
     return s.B * s.M * row_length(p, s) * (slices * accumulator_bytes(p))
 
 
-def reduce_kernel(p: Problem) -> KernelDefinition:
+def reduce_kernel(p: Problem, programmatic: int = 0) -> KernelDefinition:
     """What adds up the sums of the config's ``SPLIT_K`` slices, with the widest accesses that C's
-    rows allow."""
+    rows allow, ``programmatic`` or launched plainly."""
     constants = {
         **matmul.epilogue(p),
+        "PROGRAMMATIC_LAUNCH": programmatic,
         "ALIGN_C": matmul.alignment_c(p),
         "REDUCE_THREADS": REDUCE_THREADS,
     }
@@ -81,12 +83,10 @@ def with_slices(main: Launch, slices: int, p: Problem, s: Sizes) -> LaunchPlan:
         (formula(reduce_blocks(p, s)), 1, 1),
         (REDUCE_THREADS, 1, 1),
         (partials, *(named[name] for name in _OF_REDUCE if name in named)),
+        programmatic=main.programmatic,
     )
-    sliced = Launch(
-        main.kernel, main.grid, main.block,
-        tuple(own.get(a.name, a) for a in main.arguments if a.name != "bias"),
-        main.shared_bytes, main.cluster,
-    )  # fmt: skip
+    arguments = tuple(own.get(a.name, a) for a in main.arguments if a.name != "bias")
+    sliced = replace(main, arguments=arguments)
     return LaunchPlan(
         (sliced, reduce),
         workspace_bytes=formula(partial_bytes(slices, p, s)),

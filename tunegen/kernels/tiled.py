@@ -31,8 +31,43 @@ REGISTERS = 65536  # of a multiprocessor, on every architecture
 # Rows and columns of the largest block that every element type has registers for on any device.
 LARGE_BLOCK = 128
 
+# The compute capability from which a launch may begin while the one ahead of it runs, and the
+# parameter that lets it.
+EARLIEST_PROGRAMMATIC = 90
+PROGRAMMATIC_LAUNCH = (
+    "PROGRAMMATIC_LAUNCH",
+    (0, 1),
+    "1: begins while the launch ahead still runs, and waits for it itself",
+)
+FETCHING_LAUNCH = (
+    "PROGRAMMATIC_LAUNCH",
+    (0, 1, 2),
+    f"{PROGRAMMATIC_LAUNCH[2]}; 2: and has L2 fetch its first operands meanwhile",
+)
+
 # The part of L2 that operands keep from one wave of blocks to the next. Estimate.
 L2_KEPT = 0.75
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+def launches_early(d: DeviceClass) -> Constraint:
+    return Constraint(
+        "programmatic launches need compute capability 9.0",
+        lambda c: (c.PROGRAMMATIC_LAUNCH == 0) | programmatic(d),
+        structural=False,
+    )
+
+
+def programmatic(d: DeviceClass) -> int:
+    """The value of ``PROGRAMMATIC_LAUNCH`` to start from."""
+    return int(d.capability >= EARLIEST_PROGRAMMATIC)
+
+
+def overlapped_launch(c: Point) -> Any:
+    """What the model calls ``programmatic``. That of fetching operands ahead is an estimate."""
+    return (c.PROGRAMMATIC_LAUNCH > 0) + 0.2 * (c.PROGRAMMATIC_LAUNCH > 1)
 
 
 # --- derived quantities --------------------------------------------------------------------------

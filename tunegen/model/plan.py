@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tunegen.errors import PlanError
@@ -37,7 +37,10 @@ class Launch:
     attributes and ``SM_COUNT``, the device's number of multiprocessors.
 
     A launch whose grid comes out empty is not made: there is nothing to write. ``cluster`` is for
-    kernels that do not fix their own with ``__cluster_dims__``.
+    kernels that do not fix their own with ``__cluster_dims__``. A ``programmatic`` launch may
+    begin while the one ahead of it on the stream still runs (CUDA's programmatic dependent launch,
+    from compute capability 9.0 on): its kernel waits for that one itself, with
+    ``griddepcontrol.wait``, before it touches memory. It is as right where it is launched plainly.
     """
 
     kernel: str
@@ -46,6 +49,7 @@ class Launch:
     arguments: tuple[Argument, ...]
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
+    programmatic: bool = False
 
     @property
     def tensor_maps(self) -> tuple[str, ...]:
@@ -87,12 +91,7 @@ class LaunchPlan:
             arguments = tuple(
                 Argument(a.name, a.type, evaluate(a.value, sizes)) for a in launch.arguments
             )
-            launches.append(
-                Launch(
-                    launch.kernel, (x, y, z), launch.block, arguments,
-                    launch.shared_bytes, launch.cluster,
-                )
-            )  # fmt: skip
+            launches.append(replace(launch, grid=(x, y, z), arguments=arguments))
         workspace = evaluate(self.workspace_bytes, sizes) if launches else 0
         maps = self._bound_maps(launches, workspace, sizes)
         return LaunchPlan(tuple(launches), workspace, self.workspace_init, maps)

@@ -42,7 +42,7 @@ from tunegen.perfmodel.occupancy import (
 )
 
 # Raised whenever a prediction changes, so that predictions of two formulas are never compared.
-POLICY = "model-2"
+POLICY = "model-3"
 
 # Cost of one more launch in a CUDA graph of dependent kernels. Estimate: 1 to 1.5 us on Hopper.
 LAUNCH_US = 1.0
@@ -247,7 +247,7 @@ def _waits(work: Work, warps: Any, instructions_per_warp: Any) -> Any:
     missed = np.minimum(work.dram_bytes / l2_bytes, 1)
     latency = L2_LATENCY_CYCLES + (DRAM_LATENCY_CYCLES - L2_LATENCY_CYCLES) * missed
     path = (
-        BLOCK_START_CYCLES
+        BLOCK_START_CYCLES * (1 - _float(work.programmatic))
         + instructions_per_warp
         + work.steps * (STEP_CYCLES + (1 - work.overlap) * latency)
     )

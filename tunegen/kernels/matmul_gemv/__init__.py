@@ -59,6 +59,7 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
         arguments,
         int(shared_bytes(c, p)),
         (1, c.SPLIT_K, 1) if in_cluster(c) else (1, 1, 1),
+        bool(c.PROGRAMMATIC_LAUNCH),
     )
     return LaunchPlan((launch,), workspace, "zero" if workspace else "none")
 

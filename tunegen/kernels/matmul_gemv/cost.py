@@ -28,7 +28,7 @@ from tunegen.kernels.matmul_gemv.derived import (
     vector_b,
 )
 from tunegen.kernels.split_k import accumulator_bytes, accumulator_vector
-from tunegen.kernels.tiled import LINE_BYTES, WARP
+from tunegen.kernels.tiled import LINE_BYTES, WARP, overlapped_launch
 from tunegen.model import DeviceClass, Point, Problem, Work, maximum, minimum
 
 
@@ -81,6 +81,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         steps=steps + waits,
         overlap=1 - waits / (steps + waits),
         unit="fp64" if p.dtype == "fp64" else "fp32",
+        programmatic=overlapped_launch(c),
         register_limit=register_limit(c),
     )
 

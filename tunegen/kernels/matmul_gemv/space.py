@@ -70,6 +70,7 @@ def space(p: Problem, d: DeviceClass) -> Space:
                  "slices are added up by 0 the last block that is done, 1 a cluster"),
                 ("LOAD_POLICY", (1, 2, 3),
                  "of B: 1 ld.nc, 2 ld.nc.L1::no_allocate, 3 ld.cs (first to be evicted)"),
+                tiled.FETCHING_LAUNCH,
             )
         ),
         (*structural_constraints(p), *device_constraints(p, d), *problem_constraints(p, d)),
@@ -118,6 +119,7 @@ def device_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             lambda c: ~in_cluster(c) | (d.capability >= 90),
             structural=False,
         ),
+        tiled.launches_early(d),
         *tiled.fitting(
             d,
             shared_bytes=lambda c: shared_bytes(c, p),
@@ -218,7 +220,10 @@ def _candidates(p: Problem, d: DeviceClass) -> Iterator[Config]:
                 "ROWS": rows, "COLS": cols, "LANES_K": lanes_k, "UNROLL": unroll,
                 "WARPS_K": warps_k, "WARPS_N": warps_n, "MIN_BLOCKS": resident,
             }  # fmt: skip
-            rest = {"SPLIT_K": 1, "REDUCE": 0, "LOAD_POLICY": 2}
+            rest = {
+                "SPLIT_K": 1, "REDUCE": 0, "LOAD_POLICY": 2,
+                "PROGRAMMATIC_LAUNCH": 2 * tiled.programmatic(d),
+            }  # fmt: skip
             staged = [Config({**shape, "TILE_K": tile, **rest}) for tile in tiles]
             able = [c for c in staged if _is_moderate(c, p)]
             yield from (Config({**c, "SPLIT_K": _slices(c, p, d)}) for c in able)

@@ -28,7 +28,10 @@ from tunegen.model import (
 
 def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
     grid, block = (formula(blocks(c, s)), c.SPLIT_K, 1), (threads(c), 1, 1)
-    main = Launch("matmul_mma", grid, block, matmul.arguments(p, s), int(shared_bytes(c, p)))
+    main = Launch(
+        "matmul_mma", grid, block, matmul.arguments(p, s), int(shared_bytes(c, p)),
+        programmatic=bool(c.PROGRAMMATIC_LAUNCH),
+    )  # fmt: skip
     return LaunchPlan((main,)) if c.SPLIT_K == 1 else split_k.with_slices(main, c.SPLIT_K, p, s)
 
 
@@ -47,7 +50,7 @@ def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
     }
     types = matmul.types(p, sums=sliced)
     main = KernelDefinition("matmul_mma", "matmul/mma.cu.jinja", types, constants)
-    return (main, split_k.reduce_kernel(p)) if sliced else (main,)
+    return (main, split_k.reduce_kernel(p, c.PROGRAMMATIC_LAUNCH)) if sliced else (main,)
 
 
 def limits(c: Config, p: Problem) -> tuple[Limit, ...]:

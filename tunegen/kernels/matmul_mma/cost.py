@@ -90,6 +90,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         unit=_unit(p, d),
         extra_launches=np.where(split, 1, 0),
         extra_bytes=np.where(split, partial_bytes + c_bytes, 0),
+        programmatic=c.PROGRAMMATIC_LAUNCH,
         register_limit=limit,
     )
 

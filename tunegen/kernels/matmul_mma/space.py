@@ -55,6 +55,7 @@ def space(p: Problem, d: DeviceClass) -> Space:
                 ("MIN_BLOCKS", (1, 2, 3, 4), "blocks per multiprocessor that must fit"),
                 ("SPLIT_K", SPLITS, "slices of K, added up by a second kernel"),
                 ("RASTER_GROUP", (1, 2, 4, 8), "rows of blocks that are walked together"),
+                tiled.PROGRAMMATIC_LAUNCH,
             )
         ),
         (*structural_constraints(p), *device_constraints(p, d), *problem_constraints(p, d)),
@@ -106,6 +107,7 @@ def device_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             lambda c: (p.element_bytes == 2) | (c.MMA_ROWS == 8) | (d.capability == 90),
             structural=False,
         ),
+        tiled.launches_early(d),
         *tiled.fitting(
             d,
             shared_bytes=lambda c: shared_bytes(c, p),
@@ -178,7 +180,7 @@ def default(p: Problem, d: DeviceClass) -> Config:
     fewest cycles, counted roughly; with them the deepest pipeline that is valid."""
     whole = space(p, d)
     families = [
-        list(_candidates(shape, split, p))
+        list(_candidates(shape, split, p, d))
         for shape, split in itertools.product(SHAPES, (1, 2, 4, 8, 16))
         if _suits(shape, split, p, d)
     ]
@@ -204,7 +206,7 @@ def _suits(shape: Shape, split: int, p: Problem, d: DeviceClass) -> bool:
     )
 
 
-def _candidates(shape: Shape, split: int, p: Problem) -> Iterator[Config]:
+def _candidates(shape: Shape, split: int, p: Problem, d: DeviceClass) -> Iterator[Config]:
     """A shape with the rest of a configuration, the preferred one first."""
     (block_m, warp_m), (block_n, warp_n) = shape
     wide = p.element_bytes == 8
@@ -219,6 +221,7 @@ def _candidates(shape: Shape, split: int, p: Problem) -> Iterator[Config]:
                 "BLOCK_K": depth, "REGISTER_BUFFERS": sets, "STAGES": stages,
                 "STAGED_STORE": int(not wide and split == 1), "MIN_BLOCKS": 1,
                 "SPLIT_K": split, "RASTER_GROUP": raster,
+                "PROGRAMMATIC_LAUNCH": tiled.programmatic(d),
             }
         )  # fmt: skip
 

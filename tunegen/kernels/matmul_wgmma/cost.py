@@ -21,7 +21,7 @@ from tunegen.kernels.matmul_wgmma.derived import (
     threads,
     turns,
 )
-from tunegen.kernels.tiled import LINE_BYTES, WARP, Raster, dram_bytes
+from tunegen.kernels.tiled import LINE_BYTES, WARP, Raster, dram_bytes, overlapped_launch
 from tunegen.model import DeviceClass, Point, Problem, Work, maximum, minimum
 
 
@@ -61,6 +61,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
         unit="tensor16",
         extra_launches=np.where(sliced, 1, 0),
         extra_bytes=np.where(sliced, partial_bytes + c_bytes, 0),
+        programmatic=overlapped_launch(c),
         register_limit=65536 // (threads(c)),
     )
 

@@ -79,7 +79,7 @@ def plan_over(operands: tuple[Stored, Stored], c: Config, p: Problem, s: Sizes) 
     )
     main = Launch(
         "matmul_wgmma", (formula(blocks), 1, 1), (int(threads(c)), 1, 1), arguments,
-        int(shared_bytes(c, p)),
+        int(shared_bytes(c, p)), programmatic=bool(c.PROGRAMMATIC_LAUNCH),
     )  # fmt: skip
     if c.SPLIT_K == 1:
         return LaunchPlan((main,), tensor_maps=tuple(maps))
@@ -142,7 +142,9 @@ def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
     }
     types = {"Output": "fp32" if c.SPLIT_K > 1 else matmul.output(p)}
     main = KernelDefinition("matmul_wgmma", "matmul/wgmma.cu.jinja", types, own)
-    return (main,) if c.SPLIT_K == 1 else (main, split_k.reduce_kernel(p))
+    if c.SPLIT_K == 1:
+        return (main,)
+    return (main, split_k.reduce_kernel(p, c.PROGRAMMATIC_LAUNCH))
 
 
 def own_limits(c: Config, p: Problem) -> tuple[Limit, ...]:

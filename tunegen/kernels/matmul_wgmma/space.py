@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from tunegen.kernels import tiled
 from tunegen.kernels.matmul_wgmma.derived import (
     MAX_SHARED_BYTES,
     MOST_SUMS,
@@ -61,6 +65,7 @@ def space(p: Problem, d: DeviceClass) -> Space:
                 ("MMA_IN_FLIGHT", (0, 1), "products still running when a stage is handed back"),
                 ("PRODUCER_REGISTERS", (24, 40), "registers of a producer's thread"),
                 ("L2_PROMOTION", (128, 256), "bytes that the copy engine fetches into L2"),
+                tiled.FETCHING_LAUNCH,
             )
         ),
         (*structural_constraints(p), *shared_constraints(p), *problem_constraints(p, d)),
@@ -129,6 +134,12 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             (2 * grouped > c.RASTER_GROUP) & (along_m > 1) & (along_n > 1) & waves
         )
 
+    def spare(c: Point) -> Any:
+        usual = np.where(cluster(c) <= 2, 4, 12)
+        many = turns(c, p) * cluster(c) > d.sm_count - usual
+        none = (cluster(c) <= 2) | (many == 0)
+        return (c.SPARE_SMS == 0) & none | (usual == c.SPARE_SMS) & many
+
     return (
         Constraint(
             "a tile is at most twice as high as C",
@@ -161,14 +172,13 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             structural=False,
         ),
         Constraint(
-            "multiprocessors are spared where all have tiles, and clusters of 4 and more fit",
-            lambda c: (
-                (c.SPARE_SMS == 0) & (cluster(c) <= 2)
-                | (c.SPARE_SMS > 0) & (turns(c, p) * cluster(c) > d.sm_count - c.SPARE_SMS)
-                | (cluster(c) > 2)
-                & (turns(c, p) * cluster(c) <= d.sm_count - 12)
-                & (c.SPARE_SMS == 0)
-            ),
+            "multiprocessors are spared where all have tiles, 12 so that clusters of 4 and 8 fit",
+            spare,
+            structural=False,
+        ),
+        Constraint(
+            "how it begins matters to a launch of two waves of tiles at most",
+            lambda c: (c.PROGRAMMATIC_LAUNCH == 1) | (turns(c, p) * cluster(c) <= 2 * d.sm_count),
             structural=False,
         ),
     )
@@ -220,7 +230,7 @@ def _config(
         "CLUSTER_N": 1, "CLUSTER_K": 1, "SPLIT_K": slices,
         "RASTER_GROUP": 8, "RASTER_COLUMNS": 0, "SPARE_SMS": 0,
         "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
-        "L2_PROMOTION": 256,
+        "L2_PROMOTION": 256, "PROGRAMMATIC_LAUNCH": 1,
     }  # fmt: skip
     depth = int(k_blocks(Config(values), p))
     direct = bool(direct_store(Config(values), p))
@@ -231,8 +241,10 @@ def _config(
         stages = min(8, fitting, max(3, depth))
         if stages < min(4, max(3, depth)):
             continue
-        for raster in (8, 4, 1):
-            config = Config({**one, "STAGES": stages, "RASTER_GROUP": raster})
+        for raster, early in itertools.product((8, 4, 1), (2, 1)):
+            config = Config(
+                {**one, "STAGES": stages, "RASTER_GROUP": raster, "PROGRAMMATIC_LAUNCH": early}
+            )
             if not whole.violated(config):
                 return config
     return None

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""matmul wgmma_padded: the copies of operands whose rows the copy engine cannot read."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import mmap
+
+import numpy as np
+import pytest
+from emulator import build
+from emulator.memory import Region
+
+from tunegen import kernels, perfmodel
+from tunegen.kernels import matmul_wgmma_padded
+
+MATMUL = kernels.operation("matmul")
+H200 = next(chip for chip in perfmodel.CHIPS if chip.name == "NVIDIA H200")
+SPEC = matmul_wgmma_padded.SPEC
+POISON = 0xFFFF
+
+# Rows, columns, and from one row to the next: single elements, rows shorter than what is read at
+# once, rows that begin at every place inside 16 bytes, more rows than a block begins with.
+SHAPES = (
+    (1, 1, 1), (3, 7, 7), (2, 8, 9), (5, 15, 15), (4, 16, 17), (9, 23, 23), (3, 24, 31),
+    (7, 67, 67), (5, 131, 133), (2, 4099, 4099), (1500, 5, 7), (40, 1003, 1003),
+)  # fmt: skip
+
+
+@functools.cache
+def pad_kernel():
+    problem = MATMUL.problem("999x1001x1003", dtype="bf16", layout="nt")
+    config = SPEC.default(problem, H200)
+    (found,) = (d for d in SPEC.kernels(config, problem) if d.name == matmul_wgmma_padded.PAD)
+    return build.build_definition(
+        dataclasses.replace(found, constants={**config, **found.constants}), "sm_90"
+    )
+
+
+def copy(rows, columns, ld, side, seed):
+    """Source and target after a launch; memory ends right where the source does."""
+    random = np.random.default_rng(seed)
+    padded = int(matmul_wgmma_padded.padded(columns))
+    blocks = int(matmul_wgmma_padded.copy_blocks(rows, columns))
+    with (
+        Region(2 * ((rows - 1) * ld + columns), side=side, residue=None, step=2) as source,
+        Region(2 * rows * padded, side="end", residue=0, step=16) as target,
+    ):
+        given = source.bytes.view(np.uint16)
+        given[:] = random.integers(0, 2**16, given.size)
+        target.bytes.view(np.uint16)[:] = POISON
+        source.protect(mmap.PROT_READ)
+        values = (
+            ctypes.c_uint64(source.address), ctypes.c_uint64(target.address),
+            ctypes.c_int64(rows), ctypes.c_int32(columns), ctypes.c_int64(ld),
+            ctypes.c_int64(padded),
+        )  # fmt: skip
+        threads = matmul_wgmma_padded.PAD_THREADS
+        launch = build.Launch(build.Vec3(blocks, 1, 1), build.Vec3(threads, 1, 1), 0, seed, 20)
+        fault = pad_kernel()(launch, list(values))
+        assert not fault.kind, fault.message
+        found = target.bytes.view(np.uint16).reshape(rows, padded).copy()
+        steps = (ld * 2, 2)
+        wanted = np.lib.stride_tricks.as_strided(given, (rows, columns), steps).copy()
+    return wanted, found
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize(("rows", "columns", "ld"), SHAPES)
+def test_rows_are_copied_to_whole_words(rows, columns, ld, side):
+    wanted, found = copy(rows, columns, ld, side, rows + columns)
+    np.testing.assert_array_equal(found[:, :columns], wanted)
+    assert not found[:, columns:].any(), "what follows a row is zero"
+
+
+def test_a_grid_covers_every_vector():
+    for rows, columns, _ in SHAPES:
+        vectors = matmul_wgmma_padded.padded(columns) // 8 * rows
+        each = matmul_wgmma_padded.PAD_THREADS * matmul_wgmma_padded.PAD_UNROLL
+        blocks = matmul_wgmma_padded.copy_blocks(rows, columns)
+        assert (blocks - 1) * each < vectors <= blocks * each
