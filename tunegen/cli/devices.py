@@ -108,7 +108,9 @@ def calibrate(settings: Settings, device: int | None, shared: bool, as_json: boo
     """Measure what a GPU really does, and keep it for its device class.
 
     Bandwidths of device memory by size, L2 and shared memory, peak rates of multiply-adds, and
-    the cost of a launch, each with its spread over repeats. Floors and predictions use them.
+    the cost of a launch, each with its spread over repeats. A stream of device memory is that of
+    the best kernel that a search finds, and is repeated at the end, elsewhere in memory. Floors
+    and predictions use them.
     """
     from tunegen import session
 

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least time that a device can take for a problem, whatever the kernel."""
+"""The least time that a device can take for a problem, whatever the kernel.
+
+Of a calibration's repeats the fastest counts: a floor is a bound, and the card itself has been
+below the median in half of them. A repeat is the median of a block of many calls, no lucky one;
+what a record takes, the median of its finals, can be in as good a place in memory at as good a
+minute. Predictions, which shall be right on average, are made from medians.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +65,15 @@ def floor(
     Every input is read and every output written once, from and to device memory; the arithmetic
     runs at the fastest unit's dense rate, tensor cores included.
 
-    With a calibration the ceiling is what its own kernels reached at as many bytes and with the
-    same mix of reads and writes, and peak and launch are measured too. Rates of tensor cores
-    remain the datasheet's.
+    With a calibration the ceiling is the best that its own kernels reached at as many bytes and
+    with the same mix of reads and writes, and peak and launch are measured too. Rates of tensor
+    cores remain the datasheet's.
     """
     traffic, flops = operation.bytes(problem), operation.flops(problem)
     written = _written_share(operation, problem)
     launch = _Limit(LAUNCH_US)
     if calibration is not None:
-        launch = _Limit(calibration.launch_us.median, calibration.launch_us.spread)
+        launch = _Limit(calibration.launch_us.low, calibration.launch_us.spread)
     memory = _memory(traffic, written, device, calibration, launch.us)
     compute = _compute(flops, problem.dtype, device, calibration)
     longest = max((memory, compute), key=lambda limit: limit.us)
@@ -131,13 +137,13 @@ def _stream(points: Sequence[StreamPoint], traffic: int, launch_us: float) -> _L
     launch; above the largest, at that one's rate."""
     largest = points[-1]
     if traffic >= largest.bytes:
-        us = (largest.us.median - launch_us) * traffic / largest.bytes
+        us = (largest.us.low - launch_us) * traffic / largest.bytes
         return _Limit(max(us, 0.0), largest.us.spread)
     above = next(point for point in points if point.bytes > traffic)
     below = max((p for p in points if p.bytes <= traffic), key=lambda p: p.bytes, default=None)
-    from_bytes, from_us = (below.bytes, below.us.median) if below else (0, launch_us)
+    from_bytes, from_us = (below.bytes, below.us.low) if below else (0, launch_us)
     part = (traffic - from_bytes) / (above.bytes - from_bytes)
-    us = from_us + part * (above.us.median - from_us) - launch_us
+    us = from_us + part * (above.us.low - from_us) - launch_us
     spread = max(above.us.spread, below.us.spread if below else 0.0)
     return _Limit(max(us, 0.0), spread)
 
@@ -154,7 +160,7 @@ def _compute(
     peak = calibration.peak_tflops.get(ACCUMULATOR[dtype]) if calibration else None
     cores_flops, spread = float(cores * per_unit), 0.0  # a microsecond
     if peak is not None:
-        cores_flops, spread = peak.median * 1e6, peak.spread
+        cores_flops, spread = peak.high * 1e6, peak.spread
     if tensor * per_unit > cores_flops:
         return _Limit(flops / (tensor * per_unit))
     return _Limit(flops / cores_flops, spread)
