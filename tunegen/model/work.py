@@ -54,7 +54,7 @@ class Work:
     extra_bytes: Count = 0
     """Bytes that those launches move."""
     programmatic: Count = 0
-    """1 where a launch begins while the one ahead of it ends, so that the start of its blocks costs
+    """1 where a launch begins while the one ahead of it ends, so that starting its blocks costs
     nothing; more where they do some of their work then too."""
     register_limit: Count = 255
     """Registers per thread that the launch bounds leave; what is estimated beyond them spills."""
