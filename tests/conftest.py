@@ -82,9 +82,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _nothing_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests have the database to themselves: what is shipped changes with every release. Its own
-    tests read the folder in the tree."""
+def _nothing_known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests have the database to themselves: what is shipped changes with every release, what is
+    the user's with every tune, and a search begins from both. The tests of what is shipped read
+    the folder in the tree."""
     empty = tmp_path_factory.mktemp("shipped") / "tuned_db"
     empty.mkdir()
     shutil.copy(resources.data_dir("tuned_db") / "schema.json", empty)
@@ -93,4 +94,5 @@ def _nothing_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr(
             resources, "data_dir", lambda name: empty if name == "tuned_db" else real(name)
         )
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield

@@ -14,6 +14,7 @@ import scripted
 import test_gpu_session as session_tests
 
 from tunegen import compiler, kernels, session
+from tunegen.database import Database
 from tunegen.session import gpu
 
 pytestmark = pytest.mark.nvrtc
@@ -92,6 +93,33 @@ def test_old_timings_are_not_taken_for_another_compilers(tune, monkeypatch):
     version = compiler.nvrtc_version()
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: f"{version}.1")
     assert tune(change=right_ones)[:2] == (TRIALS, 0)
+
+
+def test_one_problem_learns_from_another(tune, tmp_path):
+    """Of four trials one is for what is known: the winner of the problem before, from the database
+    that ``db`` names, or from its study."""
+
+    def second_trial(**options):
+        found = []
+
+        def on_event(trial, progress):
+            found.append(trial)
+
+        tune(problem="8192", change=right_ones, on_event=on_event, **options)
+        return found[1]
+
+    assert tune(change=right_ones, db=tmp_path / "db")[:2] == (TRIALS, 0)
+    ((_, record),) = Database(tmp_path / "db").records()
+    assert record.config["THREADS"] != 128, "the default"
+    trial = second_trial(db=tmp_path / "db")
+    assert (trial.origin, dict(trial.config)) == ("record", record.config)
+    trial = second_trial(db=tmp_path / "other", fresh=True)
+    assert (trial.origin, dict(trial.config)) == ("study", record.config)
+    trial = second_trial(db=tmp_path / "db", fresh=True, warm=False)
+    assert trial.origin == "sampler"
+    storage = f"sqlite:///{tmp_path / 'empty.db'}"
+    trial = second_trial(db=tmp_path / "third", storage=storage)
+    assert trial.origin == "sampler"
 
 
 def test_an_added_value_costs_no_earlier_trial(tune):

@@ -32,7 +32,7 @@ from tunegen.model import (
     parameters,
 )
 from tunegen.replay import load_space
-from tunegen.search import SAMPLERS, Contender, make_search
+from tunegen.search import SAMPLERS, Contender, FirstPoint, make_search
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "data" / "recorded_spaces"
@@ -193,6 +193,52 @@ def test_the_models_points_are_its_best_that_lie_apart(sampler):
         far = [c for c in one.table if all(apart(c, before) >= 3 for before in chosen)]
         assert point == min(far, key=weights)
         chosen.append(point)
+
+
+def firsts(*rows, spec="one", origin="record"):
+    return [FirstPoint(spec, config, origin) for config in rows]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_what_is_known_comes_after_the_defaults_and_changes_no_point_of_the_model(sampler):
+    one, two = (contender(name, grid(3, 6), prior=weights) for name in ("one", "two"))
+    known = [
+        *firsts(one.table[700]), *firsts(two.table[600], spec="two", origin="study"),
+    ]  # fmt: skip
+    warm = run(make_search(sampler, [one, two], 3, known), bowl, 60)
+    assert [p.origin for p in warm[:4]] == ["default", "default", "record", "study"]
+    assert [key(p) for p in warm[2:4]] == [("one", one.table[700]), ("two", two.table[600])]
+    assert [p.number for p in warm] == list(range(60))
+    cold = run(make_search(sampler, [one, two], 3), bowl, 60)
+    points = [[key(p) for p in found if p.origin == "model"] for found in (warm, cold)]
+    assert points[0] == points[1]
+    assert len(points[0]) == SAMPLERS[sampler].model_points
+    again = run(make_search(sampler, [one, two], 3, known), bowl, 60)
+    assert [key(p) for p in again] == [key(p) for p in warm]
+
+
+def test_what_is_known_and_cannot_be_tried_is_passed_over():
+    space = grid(3, 4, Constraint("bounded", lambda c: c.P0 + c.P1 <= 3))
+    one = contender("one", space)
+    broken = Config({"P0": 2, "P1": 2, "P2": 0, "P3": 0})
+    outside = Config({"P0": 7, "P1": 0, "P2": 0, "P3": 0})
+    good = one.table[30]
+    known = firsts(broken, outside, Config({"P0": 1}), one.default, good, good)
+    known += firsts(one.table[31], spec="another")
+    proposals = run(make_search("random", [one], 0, known), bowl, 10**6)
+    assert [p.origin for p in proposals[:3]] == ["default", "record", "sampler"]
+    assert proposals[1].config == good
+    assert len(proposals) == len(one.table)
+
+
+def test_what_is_known_from_the_past_is_not_tried_again():
+    one = contender("one", grid(3, 4))
+    known = firsts(one.table[30], one.table[60])
+    search = make_search("random", [one], 0, known)
+    search.tell_past([Trial(0, "one", one.table[30], took(2.0), "record")])
+    assert [(p.config, p.origin) for p in run(search, bowl, 2)] == [
+        (one.default, "default"), (one.table[60], "record"),
+    ]  # fmt: skip
 
 
 def test_points_lie_as_far_apart_as_a_small_space_allows():

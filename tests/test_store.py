@@ -100,7 +100,7 @@ OUTCOMES = st.builds(
 def trials(draw):
     spec = draw(st.sampled_from(sorted(SPACES)))
     config = {p.name: draw(st.sampled_from(p.values)) for p in SPACES[spec].parameters}
-    origin = draw(st.sampled_from(["default", "model", "sampler"]))
+    origin = draw(st.sampled_from(["default", "record", "study", "model", "sampler"]))
     return Trial(0, spec, Config(config), draw(OUTCOMES), origin, draw(TIMES))
 
 

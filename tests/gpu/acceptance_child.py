@@ -26,7 +26,7 @@ def main(text: str) -> None:
     def tell(trial: Trial, progress: object) -> None:
         print(json.dumps({"number": trial.number, "trial": identity(trial)}), flush=True)
 
-    result = session.tune(**json.loads(text), evaluator="gpu", on_event=tell)
+    result = session.tune(**json.loads(text), evaluator="gpu", warm=False, on_event=tell)
     finals = result.run.contest is not None
     print(json.dumps({"done": len(result.run.trials), "finals": finals}), flush=True)
 

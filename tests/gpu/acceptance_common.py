@@ -116,9 +116,10 @@ def storage(setting: Setting, name: str) -> str:
 
 
 def tune_words(setting: Setting, name: str, *words: str) -> list[str]:
-    """A fresh tune on the GPU with a store and a database of its own."""
+    """A fresh tune on the GPU with a store and a database of its own, and no winner of elsewhere
+    tried first: it is the search that is judged."""
     return [
-        "tune", *words, "--evaluator", "gpu", "--fresh", "--json",
+        "tune", *words, "--evaluator", "gpu", "--fresh", "--cold", "--json",
         "--storage", storage(setting, name), "--db", str(setting.out / f"{name}_db"),
     ]  # fmt: skip
 

@@ -102,6 +102,9 @@ class Attempt:
 @click.option("--trials", type=int, help="Configurations to try; 100 on a GPU, 60 by the model.")
 @click.option("--seconds", type=float, help="Stop searching after this long, if trials are left.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trials.")
+@click.option(
+    "--cold", is_flag=True, help="Do not try first what was fast on other problems and devices."
+)
 @click.option("--sampler", help="Which configuration next: portfolio, tpe or random.")
 @click.option(
     "--evaluator",
@@ -120,6 +123,7 @@ def tune(
     problems: tuple[str, ...],
     shapes_file: str | None,
     as_json: bool,
+    cold: bool,
     sampler: str | None,
     **options: Any,
 ) -> int:
@@ -128,6 +132,9 @@ def tune(
     On a GPU, the best are verified and timed against the default and the vendor's library before
     one is recorded. Without a GPU the performance model stands in for it: times are predicted, the
     record says so and goes to the user's database only.
+
+    First come the defaults, then up to six winners of other problems and devices, from the
+    database and from studies, as far as they are valid here; --cold leaves those out.
 
     Several problems are tuned one after the other, each with --trials and --seconds of its own.
     One that fails does not stop the others; the exit code is 1 then.
@@ -139,6 +146,7 @@ def tune(
         raise UsageError("--shapes and --problem exclude each other", hint="add it to the file")
     if sampler is not None:
         options["sampler"] = sampler
+    options["warm"] = not cold
     words = {name: options.pop(name) for name in ("dtype", "layout")}
     options["specs"] = settings.specs()
     how = {**words, "attributes": options["attributes"], "specs": options["specs"]}

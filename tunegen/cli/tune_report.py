@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def report(result: TuneResult) -> None:
         f"{run.compiled} kernels compiled, {run.cache_hits} from the cache"
         + (f"; {run.past} from earlier runs" if run.past else ""),
     )
+    if result.begun_from:
+        print_labelled("begun from", _begun_from(result))
     if record.evidence == "measured":
         print_labelled("seconds", _seconds(result))
     where = str(result.path or "as it stands in the database")
@@ -42,6 +45,17 @@ def report(result: TuneResult) -> None:
         where = "none: a measured one with finals stands in the database"
     print_labelled("record", where)
     print_labelled("again", record.command)
+
+
+def _begun_from(result: TuneResult) -> str:
+    """How many winners from elsewhere were tried first, the nearest, and what came of it."""
+    points = result.begun_from
+    kinds = Counter(point.origin for point in points)
+    where = dict.fromkeys(f"{point.problem} on {point.device}" for point in points)
+    text = f"{counts(kinds)}: {'; '.join(where)}"
+    if result.winner.origin in kinds:
+        text += "; the winner is one of them"
+    return text
 
 
 def _print_known(result: TuneResult) -> None:
@@ -215,8 +229,11 @@ def document(result: TuneResult) -> dict[str, Any]:
         "floor": result.floor,
         "known": record_document(known) if known else None,
         "valid_configs": result.valid_configs,
+        "begun_from": result.begun_from,
         "trials": {
             "counts": run.counts,
+            "origins": Counter(trial.origin for trial in run.trials),
+            "winner_origin": result.winner.origin,
             "stop_reason": run.stop_reason,
             "seconds": run.seconds,
             "compiled": run.compiled,

@@ -64,7 +64,8 @@ class Outcome:
 class Trial:
     """One config of a spec with its outcome, numbered in the order in which it was chosen.
 
-    ``origin`` says why it was tried: "default", "model" or "sampler".
+    ``origin`` says why it was tried: "default"; "record" or "study", where it was fast on another
+    problem or device; "model" or "sampler".
     """
 
     number: int

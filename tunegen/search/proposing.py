@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search itself: defaults, then the points of the model, then whatever the sampler chooses."""
+"""The search itself: defaults, what is known from elsewhere, the points of the model, then the
+sampler's choices."""
 
 from __future__ import annotations
 
@@ -20,7 +21,16 @@ from tunegen.search.unseen import Contender, Place, Unseen, differing
 # share its fault where the model is wrong.
 _APART = 3
 
-Origin = Literal["default", "model", "sampler"]
+Origin = Literal["default", "record", "study", "model", "sampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPoint:
+    """A configuration to try before the model's, of the spec of that name."""
+
+    spec: str
+    config: Config
+    origin: Origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +43,19 @@ class Proposal:
     origin: Origin
 
 
-def make_search(name: str, contenders: Sequence[Contender], seed: int) -> Search:
+def make_search(
+    name: str, contenders: Sequence[Contender], seed: int, first: Sequence[FirstPoint] = ()
+) -> Search:
     """The search by the sampler ``name`` over all configurations of all ``contenders``.
 
-    ``seed`` is a number of 32 bits. Raises :class:`UsageError` for an unknown name and another
-    seed, :class:`NoValidConfig` where there is no contender or one has no configurations.
+    ``seed`` is a number of 32 bits. What ``first`` lists comes right after the defaults, in that
+    order; what of it is not valid here is passed over.
+
+    Raises :class:`UsageError` for an unknown name and another seed, :class:`NoValidConfig` where
+    there is no contender or one has no configurations.
     """
     check_choice(name, seed)
-    return Search(contenders, SAMPLERS[name], seed)
+    return Search(contenders, SAMPLERS[name], seed, first)
 
 
 def check_choice(name: str, seed: int) -> None:
@@ -55,7 +70,13 @@ class Search:
     """Proposes configurations and learns from their outcomes; the first contender's default is
     the operation's and comes first."""
 
-    def __init__(self, contenders: Sequence[Contender], sampler: type[Sampler], seed: int) -> None:
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        sampler: type[Sampler],
+        seed: int,
+        first: Sequence[FirstPoint] = (),
+    ) -> None:
         if not contenders:
             raise NoValidConfig("no spec to choose a configuration from")
         self._contenders = tuple(contenders)
@@ -68,6 +89,11 @@ class Search:
         self._sampler = sampler(self._contenders, self._unseen)
         self._opening = itertools.chain(
             ((place, "default") for place in self._defaults),
+            [
+                (place, point.origin)
+                for point in first
+                if (place := self._place(point.spec, point.config)) is not None
+            ],
             itertools.islice(self._points_apart(), sampler.model_points),
         )
         self._next_number = 0
@@ -85,19 +111,22 @@ class Search:
         """
         if self._begun:
             raise ValueError("the past is told before the first proposal")
-        which = {c.spec.name: position for position, c in enumerate(self._contenders)}
         for trial in trials:
-            contender = which.get(trial.spec)
-            if contender is None:
+            place = self._place(trial.spec, trial.config)
+            if place is None:
                 continue
-            row = self._contenders[contender].table.row(trial.config)
-            if row is None:
-                continue
-            place = Place(contender, row)
             if place in self._unseen:  # two runs at once may have tried the same
                 self._unseen.take(place)
             self._sampler.known(place, trial.outcome)
             self._next_number = max(self._next_number, trial.number + 1)
+
+    def _place(self, spec: str, config: Config) -> Place | None:
+        """Where a configuration is; None where no contender has it."""
+        for position, contender in enumerate(self._contenders):
+            if contender.spec.name == spec:
+                row = contender.table.row(config)
+                return None if row is None else Place(position, row)
+        return None
 
     def ask(self) -> Proposal | None:
         """The next configuration, or None once every one has been proposed."""

@@ -15,6 +15,7 @@ from tunegen.session.shapes import Shape, name_shapes, read_shapes
 from tunegen.session.shipping import export
 from tunegen.session.studies import find_study, list_studies, open_study
 from tunegen.session.tuning import TuneResult, tune
+from tunegen.session.warmstart import KnownPoint
 
 __all__ = [
     "BenchResult",
@@ -22,6 +23,7 @@ __all__ = [
     "CalibrationResult",
     "GpuListing",
     "Inspection",
+    "KnownPoint",
     "Request",
     "Restamping",
     "Shape",

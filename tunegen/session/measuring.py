@@ -24,6 +24,7 @@ from tunegen.session.records import find_exact
 from tunegen.session.resolve import Request
 from tunegen.session.setups import ProblemSetup, rotation
 from tunegen.session.studies import open_study, source_digests
+from tunegen.session.warmstart import KnownPoint, warm_points
 from tunegen.store import Study
 
 POLICIES: tuple[Deciding, ...] = ("auto", "burst", "sustained", "warm")
@@ -48,7 +49,8 @@ class Measuring:
 class Measured:
     """What came of it. ``request`` has the device that was measured.
 
-    ``standing`` is the record that answers already, where there was nothing more to do.
+    ``begun_from`` was tried first. ``standing`` is the record that answers already, where there
+    was nothing more to do.
     """
 
     request: Request
@@ -57,6 +59,7 @@ class Measured:
     spent: Spent
     opened: Opened
     valid_configs: Mapping[str, int]
+    begun_from: tuple[KnownPoint, ...] = ()
     standing: TuningRecord | None = None
     shared: bool = False
 
@@ -69,6 +72,7 @@ def measure(
     budget: tuner.Budget,
     seed: int,
     sampler: str,
+    warm: bool,
     nvrtc: Compiler,
     database: Database,
     on_event: Callable[[Trial, tuner.Progress], None] | None = None,
@@ -113,6 +117,12 @@ def measure(
         standing = None
         if len(past) >= budget.trials and not how.fresh:
             standing = _standing(database, wanted, past)
+        begun_from: tuple[KnownPoint, ...] = ()
+        if warm and standing is None:
+            begun_from = warm_points(
+                database, wanted, contenders, budget.trials,
+                study=study, past=past, on_note=on_note,
+            )  # fmt: skip
         finals = None
         if standing is None:
             finals = Finals(
@@ -139,7 +149,9 @@ def measure(
             evaluator=judge,
             compiler=nvrtc,
             device=wanted.device,
-            search=search.make_search(sampler, contenders, seed),
+            search=search.make_search(
+                sampler, contenders, seed, [point.first for point in begun_from]
+            ),
             budget=budget,
             past=past,
             keep=_keep(study, wanted),
@@ -153,6 +165,7 @@ def measure(
             spent=judge.spent,
             opened=opened,
             valid_configs={c.spec.name: len(c.table) for c in contenders},
+            begun_from=begun_from,
             standing=standing,
             shared=_shared(gpu, opened, run, how),
         )

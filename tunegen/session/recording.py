@@ -144,6 +144,7 @@ class Choices:
     deterministic: bool = False
     shared: bool = False
     device: int | None = None
+    warm: bool = True
 
 
 def reproduce(wanted: Request, choices: Choices, *, measured: bool) -> str:
@@ -162,6 +163,8 @@ def reproduce(wanted: Request, choices: Choices, *, measured: bool) -> str:
         words += ["--evaluator", "gpu" if measured else choices.evaluator]
     if choices.sampler != search.DEFAULT_SAMPLER:
         words += ["--sampler", choices.sampler]
+    if not choices.warm:
+        words += ["--cold"]
     if measured:
         words += _measuring_words(choices)
     return shlex.join(words)

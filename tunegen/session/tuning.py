@@ -23,6 +23,7 @@ from tunegen.session.measuring import FINALS_SECONDS, POLICIES, Measuring, measu
 from tunegen.session.recording import Choices, make_record, reproduce
 from tunegen.session.records import find, find_exact
 from tunegen.session.resolve import Request, request
+from tunegen.session.warmstart import KnownPoint, warm_points
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class TuneResult:
 
     ``floor`` is the least time the device class allows, and what binds it. ``evidence`` is
     "predicted" wherever no GPU has run the kernels; ``known`` is then what a GPU has measured
-    before for this problem or one that covers it, if anything. ``spent`` says where the GPU's
-    seconds went.
+    before for this problem or one that covers it, if anything. ``begun_from`` are the points that
+    were tried first since they were fast elsewhere. ``spent`` says where the GPU's seconds went.
     """
 
     request: Request
@@ -42,6 +43,7 @@ class TuneResult:
     floor: perfmodel.Floor
     valid_configs: Mapping[str, int]
     known: Match | None = None
+    begun_from: tuple[KnownPoint, ...] = ()
     spent: Spent = field(default_factory=Spent)
 
     @property
@@ -71,6 +73,7 @@ def tune(
     finals_seconds: float = FINALS_SECONDS,
     deterministic: bool = False,
     fresh: bool = False,
+    warm: bool = True,
     storage: str | None = None,
     db: Path | str | None = None,
     cache: Path | str | None = None,
@@ -85,8 +88,12 @@ def tune(
     ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of that kind, else the
     performance model, whose times are predicted and marked so. ``trials`` and ``seconds`` bound
     the search, the first one reached ends it; without ``trials`` a GPU makes 100 and the model
-    60. The same ``seed`` gives the same trials. The record goes to the folder ``db``, or to the
-    user's data directory.
+    60. The record goes to the folder ``db``, or to the user's data directory.
+
+    Right after the defaults comes what a GPU measured to be fast elsewhere: winners in the
+    database of other problems of the operation and of other device classes, and on a GPU the
+    fastest trials of other studies in ``storage``, see :mod:`tunegen.session.warmstart`; not with
+    ``warm`` False. The same ``seed`` gives the same trials where these are the same.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
     Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
@@ -113,6 +120,7 @@ def tune(
         spec=spec, trials=budget.trials, seconds=seconds, seed=seed, evaluator=evaluator,
         sampler=sampler, policy=policy, deterministic=deterministic, shared=shared, device=device,
         finals_seconds=None if finals_seconds == FINALS_SECONDS else finals_seconds,
+        warm=warm,
     )  # fmt: skip
     kernel_cache = compiler.KernelCache(Path(cache) if cache else None)
     database = Database(Path(db) if db else None)
@@ -189,13 +197,19 @@ class _Job:
         contenders = list_contenders(wanted, ceilings)
         self.database.ensure_writable(wanted.arch, wanted.operation.name)
         judge = perfmodel.ModelEvaluator(wanted.device, ceilings)
+        begun_from: tuple[KnownPoint, ...] = ()
+        if self.choices.warm:
+            begun_from = warm_points(
+                self.database, wanted, contenders, self.budget.trials, on_note=self.on_note
+            )
+        first = [point.first for point in begun_from]
         run = tuner.tune(
             wanted.problem,
             contenders,
             evaluator=judge,
             compiler=compiler.NvrtcCompiler(self.cache),
             device=wanted.device,
-            search=search.make_search(self.choices.sampler, contenders, self.choices.seed),
+            search=search.make_search(self.choices.sampler, contenders, self.choices.seed, first),
             budget=self.budget,
             on_event=self.on_event,
         )
@@ -211,6 +225,7 @@ class _Job:
             floor=perfmodel.floor(wanted.operation, wanted.problem, wanted.device, ceilings),
             valid_configs={c.spec.name: len(c.table) for c in contenders},
             known=known if known.record and known.record.evidence == "measured" else None,
+            begun_from=begun_from,
         )
 
     def measured(self, gpu: GpuInfo, how: Measuring) -> TuneResult:
@@ -218,8 +233,8 @@ class _Job:
         self.database.ensure_writable(self.wanted.arch, self.wanted.operation.name)
         found = measure(
             self.wanted, gpu, how, budget=self.budget, seed=self.choices.seed,
-            sampler=self.choices.sampler, nvrtc=compiler.NvrtcCompiler(self.cache),
-            database=self.database,
+            sampler=self.choices.sampler, warm=self.choices.warm,
+            nvrtc=compiler.NvrtcCompiler(self.cache), database=self.database,
             on_event=self.on_event, on_note=self.on_note,
         )  # fmt: skip
         wanted, run = found.request, found.run
@@ -247,6 +262,7 @@ class _Job:
             path=path,
             floor=perfmodel.floor(wanted.operation, wanted.problem, wanted.device, ceilings),
             valid_configs=found.valid_configs,
+            begun_from=found.begun_from,
             spent=found.spent,
         )
 

@@ -35,7 +35,7 @@ class Connection:
     place: str
     warnings: tuple[str, ...] = ()
 
-    def rows(self, statement: str, **values: str | list[int]) -> list[tuple[Any, ...]]:
+    def rows(self, statement: str, **values: str | int | list[int]) -> list[tuple[Any, ...]]:
         """What a statement selects with ``values`` for its ``:names``; lists are for ``IN``."""
         lists: list[sqlalchemy.BindParameter[Any]] = [
             sqlalchemy.bindparam(name, expanding=True)

@@ -42,6 +42,18 @@ ORDER BY trials.trial_id
 """
 
 
+# The fastest of a study are found by their values; only theirs are decoded.
+_FASTEST = """
+SELECT trial_user_attributes.value_json
+FROM trials
+JOIN trial_values ON trial_values.trial_id = trials.trial_id
+JOIN trial_user_attributes ON trial_user_attributes.trial_id = trials.trial_id
+WHERE trial_user_attributes.key = :key AND trials.study_id = :study
+ORDER BY trial_values.value, trials.trial_id
+LIMIT :most
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class StudyInfo:
     """A study as it is listed.
@@ -204,6 +216,25 @@ class Study:
                 )
             )
 
+    def others(self) -> dict[int, Mapping[str, Any]]:
+        """The facts of the studies of other families that tunes use today, by their ids in the
+        storage, in the order of creation."""
+        rows = _studies(self._connection)
+        newest = _newest(rows)
+        return {
+            row.study_id: row.facts
+            for row in rows
+            if row.facts["family"] != self._family
+            and row.facts["generation"] == newest[row.facts["family"]]
+        }
+
+    def fastest_of(self, study_id: int, most: int) -> tuple[Trial, ...]:
+        """The fastest successes of one of the :meth:`others`, at most so many, the fastest first.
+        Whether their sources are still those of today is not looked at."""
+        rows = self._connection.rows(_FASTEST, key=TRIAL_KEY, study=study_id, most=most)
+        found = (decode(text) for (text,) in rows)
+        return tuple(stored.trial for stored in found if stored is not None)
+
     def close(self) -> None:
         """Let go of the storage; nothing is left to be written."""
         self._connection.close()
@@ -248,10 +279,7 @@ def list_studies(url: str | None) -> tuple[tuple[StudyInfo, ...], tuple[str, ...
 
 def _describe(connection: Connection) -> Iterator[StudyInfo]:
     rows = _studies(connection)
-    newest = Counter[str]()
-    for row in rows:
-        family = row.facts["family"]
-        newest[family] = max(newest[family], row.facts["generation"])
+    newest = _newest(rows)
     found: dict[int, list[StoredTrial | None]] = {row.study_id: [] for row in rows}
     for study_id, stored in _read(connection, list(found)):
         found[study_id].append(stored)
@@ -274,6 +302,15 @@ class _Row:
     study_id: int
     name: str
     facts: Mapping[str, Any]
+
+
+def _newest(rows: Iterable[_Row]) -> Mapping[str, int]:
+    """The generation of each family that is used today."""
+    newest = Counter[str]()
+    for row in rows:
+        family = row.facts["family"]
+        newest[family] = max(newest[family], row.facts["generation"])
+    return newest
 
 
 def _studies(connection: Connection) -> list[_Row]:
