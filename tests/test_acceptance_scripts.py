@@ -505,11 +505,11 @@ def test_floors(setting):
     verdict = records.floors(setting)
     assert verdict.passed
     assert verdict.figure.startswith("0 of 1 records below the floor; the nearest copy 268435456")
-    # 2 GiB at 1 GiB in 249.5 us, and the launch.
-    assert verdict.details["copy 268435456 fp32"][0] == pytest.approx(520 / 499.5, rel=1e-3)
-    database.put(record(us=496.0, dtype="bf16", size=2**29))
+    # 2 GiB at 1 GiB in 247.0 us, and the launch, by the fastest repeats.
+    assert verdict.details["copy 268435456 fp32"][0] == pytest.approx(520 / 494.5, rel=1e-3)
+    database.put(record(us=491.0, dtype="bf16", size=2**29))
     assert records.floors(setting).passed, "within the spread of the calibration"
-    database.put(record(us=490.0, size=2**28))
+    database.put(record(us=485.0, size=2**28))
     verdict = records.floors(setting)
     assert not verdict.passed
     assert verdict.figure.startswith("1 of ")

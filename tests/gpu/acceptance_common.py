@@ -115,11 +115,11 @@ def storage(setting: Setting, name: str) -> str:
     return f"sqlite:///{setting.work / name}.db"
 
 
-def tune_words(setting: Setting, name: str, *words: str) -> list[str]:
-    """A fresh tune on the GPU with a store and a database of its own, and no winner of elsewhere
-    tried first: it is the search that is judged."""
+def tune_words(setting: Setting, name: str, *words: str, cold: bool = True) -> list[str]:
+    """A fresh tune on the GPU with a store and a database of its own. A ``cold`` one tries no
+    winner of elsewhere first: it is the search that is judged."""
     return [
-        "tune", *words, "--evaluator", "gpu", "--fresh", "--cold", "--json",
+        "tune", *words, "--evaluator", "gpu", "--fresh", *(("--cold",) if cold else ()), "--json",
         "--storage", storage(setting, name), "--db", str(setting.out / f"{name}_db"),
     ]  # fmt: skip
 
