@@ -522,7 +522,8 @@ def valid_configs(spec, problem, device, wanted, seed):
         rows = random.Random(seed).sample(range(len(table)), min(wanted, len(table)))
         found += [table.config(row) for row in rows if table.config(row) != found[0]]
         return found[:wanted]
-    for attempt in range(8):
+    attempts = 40
+    for attempt in range(attempts):
         columns = random_columns(space, count, [seed, attempt])
         broken = np.logical_or.reduce(violations(space.constraints, columns, count))
         for row in np.flatnonzero(~broken):
@@ -531,7 +532,7 @@ def valid_configs(spec, problem, device, wanted, seed):
                 found.append(config)
             if len(found) == wanted:
                 return found
-    pytest.fail(f"only {len(found)} valid among {8 * count} configs of {spec.name}")
+    pytest.fail(f"only {len(found)} valid among {attempts * count} configs of {spec.name}")
 
 
 def compile_all(sources, target):

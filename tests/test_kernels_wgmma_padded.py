@@ -72,13 +72,15 @@ def copy(rows, columns, ld, side, seed):
 @pytest.mark.parametrize(("rows", "columns", "ld"), SHAPES)
 def test_rows_are_copied_to_whole_words(rows, columns, ld, side):
     wanted, found = copy(rows, columns, ld, side, rows + columns)
+    whole = -(-columns // 8) * 8
     np.testing.assert_array_equal(found[:, :columns], wanted)
-    assert not found[:, columns:].any(), "what follows a row is zero"
+    assert not found[:, columns:whole].any(), "a vector beyond the end of a row is zero there"
+    assert (found[:, whole:] == POISON).all(), "the copy engine does not look there"
 
 
 def test_a_grid_covers_every_vector():
     for rows, columns, _ in SHAPES:
-        vectors = matmul_wgmma_padded.padded(columns) // 8 * rows
+        vectors = -(-columns // 8) * rows
         each = matmul_wgmma_padded.PAD_THREADS * matmul_wgmma_padded.PAD_UNROLL
         blocks = matmul_wgmma_padded.copy_blocks(rows, columns)
         assert (blocks - 1) * each < vectors <= blocks * each

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""matmul, spec wgmma_padded: wgmma on copies, for operands that the copy engine cannot read.
+"""matmul, spec wgmma_padded: wgmma on copies, for operands whose rows do not lie in whole lines.
 
-Rows that are not whole 16 bytes are copied to ones that are: one pass over the operands, which is
-small beside a large product. Copies of a few megabytes are still in L2 when they are read.
+The copy engine cannot read rows that are not whole 16 bytes, and is slow where they are not whole
+lines of 128: a box of 128 bytes a row then touches two lines each. Such rows are copied to whole
+lines: one pass over the operands, which is small beside a large product. Copies of a few megabytes
+are still in L2 when they are read.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 from tunegen.kernels import matmul, split_k
 from tunegen.kernels.matmul_wgmma import cost
+from tunegen.kernels.matmul_wgmma.derived import ATOM
 from tunegen.kernels.matmul_wgmma.plans import (
     ALIGNED,
     TMA_BYTES,
@@ -65,7 +68,14 @@ def copy_blocks(rows: Any, columns: Any) -> Any:
 
 
 def padded(columns: Any) -> Any:
-    return ceil_div(columns, ALIGNED) * ALIGNED
+    return ceil_div(columns, ATOM) * ATOM
+
+
+def copied(p: Problem) -> tuple[str, ...]:
+    """The operands that are copied."""
+    reasons = needs_padding(p)
+    ragged = {"A": p.lda % ATOM, "B": p.ldb % ATOM}
+    return tuple(name for name in "AB" if reasons[name] or ragged[name])
 
 
 # --- launch geometry -----------------------------------------------------------------------------
@@ -78,7 +88,7 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
     end: Any = 0 if c.SPLIT_K == 1 else _whole(split_k.partial_bytes(c.SPLIT_K, p, s))
     copies = []
     for which, name in enumerate("AB"):
-        if not needs_padding(p)[name]:
+        if name not in copied(p):
             continue
         rows, columns = stored_shape(which, p, s)
         width = padded(columns)
@@ -121,10 +131,9 @@ def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:
 
 def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
     """Operands that are not copied have to be as the copy engine needs them."""
-    padding = needs_padding(p)
-    in_place = [ld for name, ld in (("A", "lda"), ("B", "ldb")) if not padding[name]]
-    copied = bool(in_place) or stores_by_copy_engine(c, p)
-    align = TMA_BYTES if copied else matmul.alignment_c(p) * matmul.output_bytes(p)
+    in_place = [ld for name, ld in (("A", "lda"), ("B", "ldb")) if name not in copied(p)]
+    mapped = bool(in_place) or stores_by_copy_engine(c, p)
+    align = TMA_BYTES if mapped else matmul.alignment_c(p) * matmul.output_bytes(p)
     return (
         *own_limits(c, p),
         *(Limit(ld, "multiple_of", ALIGNED) for ld in in_place),
@@ -135,8 +144,8 @@ def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
 def refuses(p: Problem, d: DeviceClass) -> str:
     if reason := refuses_any(p, d):
         return reason
-    if not any(needs_padding(p).values()):
-        return "the copy engine can read A and B where they lie: wgmma does"
+    if not copied(p):
+        return "the rows of A and B are whole lines: wgmma reads them where they lie"
     shapes = (stored_shape(which, p, Sizes(p.names)) for which in (0, 1))
     blocks = max(int(copy_blocks(p.B * rows, columns)) for rows, columns in shapes)
     if blocks > GRID_LIMITS[0]:
@@ -149,13 +158,13 @@ def refuses(p: Problem, d: DeviceClass) -> str:
 
 def work(c: Point, p: Problem, d: DeviceClass) -> Work:
     product = cost.work(c, p, d)
-    names = [name for name, reason in needs_padding(p).items() if reason]
+    names = copied(p)
     elements = {"A": p.B * p.M * p.K, "B": p.B * p.N * p.K}
-    copied = sum(2 * elements[name] * p.element_bytes for name in names)
+    moved = sum(2 * elements[name] * p.element_bytes for name in names)
     return replace(
         product,
         extra_launches=product.extra_launches + len(names),
-        extra_bytes=product.extra_bytes + copied,
+        extra_bytes=product.extra_bytes + moved,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tunegen.kernels import tiled
 from tunegen.kernels.matmul_wgmma.derived import (
+    ATOM,
     MAX_SHARED_BYTES,
     MOST_SUMS,
     MOST_SUMS_OF_THREE,
@@ -53,7 +54,7 @@ def space(p: Problem, d: DeviceClass) -> Space:
                 ("CONSUMERS", (1, 2, 3), "warpgroups that multiply"),
                 ("PINGPONG", (0, 1), "1: consumers take turns, a tile each; 0: they share one"),
                 ("STORE_PARTS", (1, 2, 3, 4), "parts in which sums go through shared memory"),
-                ("BLOCK_K", (64, 128), "steps of K per stage"),
+                ("BLOCK_K", (64, 128, 256), "steps of K per stage"),
                 ("STAGES", (2, 3, 4, 5, 6, 7, 8), "stages of the ring in shared memory"),
                 ("CLUSTER_M", (1, 2), "tiles along M that share their part of B"),
                 ("CLUSTER_N", (1, 2), "tiles along N that share their part of A"),
@@ -64,7 +65,11 @@ def space(p: Problem, d: DeviceClass) -> Space:
                 ("SPARE_SMS", (0, 4, 12), "multiprocessors that are left without a block"),
                 ("MMA_IN_FLIGHT", (0, 1), "products still running when a stage is handed back"),
                 ("PRODUCER_REGISTERS", (24, 40), "registers of a producer's thread"),
-                ("L2_PROMOTION", (128, 256), "bytes that the copy engine fetches into L2"),
+                (
+                    "L2_PROMOTION",
+                    (0, 128, 256),
+                    "bytes that the copy engine fetches into L2 at least, 0: what it needs",
+                ),
                 tiled.FETCHING_LAUNCH,
             )
         ),
@@ -134,6 +139,8 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             (2 * grouped > c.RASTER_GROUP) & (along_m > 1) & (along_n > 1) & waves
         )
 
+    ragged = bool(p.lda % ATOM or p.ldb % ATOM)
+
     def spare(c: Point) -> Any:
         usual = np.where(cluster(c) <= 2, 4, 12)
         many = turns(c, p) * cluster(c) > d.sm_count - usual
@@ -174,6 +181,11 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
         Constraint(
             "multiprocessors are spared where all have tiles, 12 so that clusters of 4 and 8 fit",
             spare,
+            structural=False,
+        ),
+        Constraint(
+            "of rows in whole lines no less than a line is fetched",
+            lambda c: (c.L2_PROMOTION > 0) | ragged,
             structural=False,
         ),
         Constraint(
@@ -230,7 +242,7 @@ def _config(
         "CLUSTER_N": 1, "CLUSTER_K": 1, "SPLIT_K": slices,
         "RASTER_GROUP": 8, "RASTER_COLUMNS": 0, "SPARE_SMS": 0,
         "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
-        "L2_PROMOTION": 256, "PROGRAMMATIC_LAUNCH": 1,
+        "L2_PROMOTION": 128 if p.lda % ATOM or p.ldb % ATOM else 256, "PROGRAMMATIC_LAUNCH": 1,
     }  # fmt: skip
     depth = int(k_blocks(Config(values), p))
     direct = bool(direct_store(Config(values), p))
