@@ -102,7 +102,11 @@ class Attempt:
 @click.option("--trials", type=int, help="Configurations to try; 100 on a GPU, 60 by the model.")
 @click.option("--seconds", type=float, help="Stop searching after this long, if trials are left.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trials.")
-@click.option("--sampler", help="Which configuration next: portfolio, tpe or random.")
+@click.option(
+    "--sampler",
+    help="Which configuration next: portfolio, the default; tpe, random, bruteforce, nsga, gp, "
+    "cmaes or qmc, Optuna's.",
+)
 @click.option(
     "--evaluator",
     default="auto",

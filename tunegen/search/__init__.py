@@ -10,17 +10,23 @@ that is told its past goes on as if it had never stopped, but for the outcomes t
 and that were still under way when it was stopped.
 """
 
-from tunegen.search.proposing import Origin, Proposal, Search, check_choice, make_search
-from tunegen.search.samplers import DEFAULT_SAMPLER, SAMPLERS
+from tunegen.search.opening import Origin
+from tunegen.search.portfolio_sampler import PortfolioSampler
+from tunegen.search.proposing import Proposal, Search, make_search
+from tunegen.search.sampler import ConfigSampler, Suggestion
+from tunegen.search.samplers import DEFAULT_SAMPLER, SAMPLERS, check_choice
 from tunegen.search.unseen import Contender
 
 __all__ = [
     "DEFAULT_SAMPLER",
     "SAMPLERS",
+    "ConfigSampler",
     "Contender",
     "Origin",
+    "PortfolioSampler",
     "Proposal",
     "Search",
+    "Suggestion",
     "check_choice",
     "make_search",
 ]

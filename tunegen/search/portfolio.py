@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search's own sampler: candidates of several kinds, judged by a surrogate of the times.
+"""The search's own way of choosing: candidates of several kinds, judged by a surrogate.
 
 Candidates are what lies around the best configurations, crossings of them, what the performance
-model ranks high, and random ones. Of each the surrogate says by how much it can be expected to be
-faster than the best; the chance that it runs at all counts as a factor. The winner's surroundings
-are searched on, as long as something better turns up.
+model ranks high, and random ones. Of each the surrogate of the times says by how much it can be
+expected to be faster than the best; the chance that it runs at all counts as a factor. The
+winner's surroundings are searched on, as long as something better turns up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tunegen.model import Outcome
 from tunegen.search.moves import Moves, Rows
 from tunegen.search.surrogate import (
     Encoding,
@@ -30,7 +29,7 @@ from tunegen.search.surrogate import (
     log_expected_improvement,
     normal_below,
 )
-from tunegen.search.unseen import Contender, Place, Unseen
+from tunegen.search.unseen import Choices, Place, Unseen
 
 # Points that the model chooses, or chance without one, before the surrogate does. On recorded
 # spaces six or fifteen were no better.
@@ -92,11 +91,10 @@ class _Known:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, place: Place, outcome: Outcome) -> None:
+    def add(self, place: Place, time: float | None) -> None:
         self._contenders.append(place.contender)
         self._rows.append(place.row)
-        tiny = float(np.finfo(np.float64).tiny)
-        self._logs.append(math.log(max(outcome.median_us, tiny)) if outcome.ok else math.nan)
+        self._logs.append(math.nan if time is None else math.log(time))
 
     def first(self, count: int) -> tuple[NDArray[np.int64], Rows, Floats]:
         """Contenders, rows and log times of the first ones; NaN where they failed."""
@@ -110,7 +108,7 @@ class _Known:
 class _Region:
     """A contender with its surrogate's scales."""
 
-    def __init__(self, contender: Contender) -> None:
+    def __init__(self, contender: Choices) -> None:
         self._table = contender.table
         self._encoding = Encoding([len(p.values) for p in contender.table.space.parameters])
         self.times, self.failures = Scales(self._encoding), Scales(self._encoding)
@@ -132,28 +130,27 @@ class _Region:
         return Points(self._encoding(self._table.indices[:, rows]), model)
 
 
-class PortfolioSampler:
+class Portfolio:
     """A Gaussian process for each spec, and the spec that promises most."""
 
     model_points: ClassVar[int] = _MODEL_POINTS
 
-    def __init__(self, contenders: Sequence[Contender], unseen: Unseen) -> None:
-        self._unseen = unseen
+    def __init__(self, contenders: Sequence[Choices], seed: int) -> None:
         self._regions = [_Region(contender) for contender in contenders]
         self._known = _Known()
         self._under_way: dict[int, Place] = {}
         self._next_learning = _FIRST_LEARNING
 
-    def known(self, place: Place, outcome: Outcome) -> None:
-        self._known.add(place, outcome)
+    def known(self, place: Place, time: float | None) -> None:
+        self._known.add(place, time)
 
     def started(self, number: int, place: Place) -> None:
         self._under_way[number] = place
 
-    def finished(self, number: int, outcome: Outcome) -> None:
-        self._known.add(self._under_way.pop(number), outcome)
+    def finished(self, number: int, time: float | None) -> None:
+        self._known.add(self._under_way.pop(number), time)
 
-    def choose(self, rng: np.random.Generator) -> Place:
+    def choose(self, unseen: Unseen, rng: np.random.Generator) -> Place:
         # Scales depend on the outcomes and their order alone, not on when they were asked for.
         while self._next_learning <= min(len(self._known), _LAST_LEARNING):
             self._learn(self._next_learning)
@@ -164,12 +161,12 @@ class PortfolioSampler:
         bold = len(rows) % _BOLD_EVERY == _BOLD_EVERY - 1
         best: tuple[float, Place] | None = None
         for position, region in enumerate(self._regions):
-            if not self._unseen.left(position):
+            if not unseen.left(position):
                 continue
             own = contenders == position
             waiting = [p.row for p in self._under_way.values() if p.contender == position]
             judge = _Judge(region, rows[own], logs[own], np.array(waiting, dtype=np.int64), slow)
-            candidates = _Candidates(position, region, self._unseen, judge.fastest, rng)
+            candidates = _Candidates(position, region, unseen, judge.fastest, rng)
             value, row = candidates.best(judge, _BOLDNESS if bold else 1.0)
             if best is None or value > best[0]:
                 best = value, Place(position, row)
