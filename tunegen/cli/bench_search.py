@@ -14,6 +14,7 @@ from tunegen.cli.common import (
     console,
     counted,
     json_option,
+    least_gain_option,
     pass_settings,
     print_json,
     print_table,
@@ -62,6 +63,7 @@ Examples:
     show_default=True,
     help="Configurations under way at once; tune has 8, to keep compilers busy.",
 )
+@least_gain_option
 @json_option
 @pass_settings
 def bench_search(
@@ -124,18 +126,21 @@ def _print(result: SearchBench) -> None:
     words = [counted(result.seeds, "seed"), f"{result.look_ahead} at a time"]
     if result.noise:
         words.append(f"noise {result.noise:g}")
+    if result.least_gain is not None:
+        words.append(f"least gain {result.least_gain:g}")
     if any(score.sampler.startswith("kt:") for score in result.scores):
         words.append(f"kt: is Kernel Tuner {result.kernel_tuner}")
     rows = table(
         f"fraction of the optimum after so many evaluations ({', '.join(words)})",
-        "space", "sampler", *(f">{count}" for count in result.evaluations), ">within 1 %", ">ms",
+        "space", "sampler", *(f">{count}" for count in result.evaluations), ">made", ">within 1 %",
+        ">ms",
     )  # fmt: skip
 
     def add(label: str, score: SearchScore) -> None:
         cells = zip(score.fractions, score.errors, strict=True)
         rows.add_row(
             label, score.sampler, *(f"{mean:.3f} ±{error:.3f}" for mean, error in cells),
-            f"{score.arrived:.0%}", f"{score.ms:.1f}",
+            f"{score.made:.0f}", f"{score.arrived:.0%}", f"{score.ms:.1f}",
         )  # fmt: skip
 
     spaces = dict.fromkeys(score.space for score in result.scores)

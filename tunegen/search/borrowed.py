@@ -35,6 +35,7 @@ class Borrowed:
     """
 
     model_points: ClassVar[int] = 0
+    expected_gain: float | None = None
     by_index: ClassVar[bool] = False
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None:

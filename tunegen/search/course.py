@@ -20,8 +20,10 @@ class Course:
         self.unseen = Unseen(contenders)
         self._strategy = strategy(contenders, seed)
         self._opening = opening(contenders, strategy.model_points, seed)
+        self._point: tuple[Place, Origin] | None = None
         self._seed = seed
         self._under_way: set[int] = set()
+        self._foreseen: tuple[int, Place] | None = None
 
     def know(self, place: Place, time: float | None) -> None:
         """What came of ``place``, which was no trial of this course."""
@@ -36,14 +38,23 @@ class Course:
         unseen = self.unseen if allowed is None else self.unseen.only(allowed)
         if not unseen:
             return None
-        if allowed is None:
-            for place, origin in self._opening:
-                if place in unseen:
-                    return place, origin
-        # A generator of its own: what a proposal is does not depend on how often this process
-        # has drawn before it.
-        rng = np.random.default_rng((self._seed, number))
-        return self._strategy.choose(unseen, rng), "sampler"
+        if allowed is not None:
+            return self._strategy.choose(unseen, self._rng(number)), "sampler"
+        if (point := self._next_point()) is not None:
+            return point
+        if self._foreseen is None or self._foreseen[0] != number:
+            self._foresee(number)
+        assert self._foreseen is not None
+        return self._foreseen[1], "sampler"
+
+    def expected_gain(self, number: int) -> float | None:
+        """By what share of the best time the configurations left can be expected to be faster, any
+        one of them, when ``number`` is the next trial. None while the opening lasts, and of
+        strategies that do not say."""
+        if not self.unseen or self._next_point() is not None:
+            return None
+        self._foresee(number)
+        return self._strategy.expected_gain
 
     def start(self, number: int, place: Place) -> None:
         """The trial ``number`` is ``place``, whoever chose it."""
@@ -56,9 +67,27 @@ class Course:
 
     def finish(self, number: int, time: float | None) -> None:
         """What came of a trial that is under way."""
+        self._foreseen = None
         self._under_way.remove(number)
         self._strategy.finished(number, time)
 
     def _take(self, place: Place) -> None:
+        self._foreseen = None
         if place in self.unseen:  # two runs at once may have tried the same
             self.unseen.take(place)
+
+    def _next_point(self) -> tuple[Place, Origin] | None:
+        """Of the opening, as long as it lasts."""
+        while self._point is None or self._point[0] not in self.unseen:
+            self._point = next(self._opening, None)
+            if self._point is None:
+                return None
+        return self._point
+
+    def _foresee(self, number: int) -> None:
+        self._foreseen = number, self._strategy.choose(self.unseen, self._rng(number))
+
+    def _rng(self, number: int) -> np.random.Generator:
+        # A generator of its own: what a proposal is does not depend on how often this process
+        # has drawn before it.
+        return np.random.default_rng((self._seed, number))

@@ -140,6 +140,7 @@ class Portfolio:
         self._known = _Known()
         self._under_way: dict[int, Place] = {}
         self._next_learning = _FIRST_LEARNING
+        self.expected_gain: float | None = None
 
     def known(self, place: Place, time: float | None) -> None:
         self._known.add(place, time)
@@ -160,6 +161,7 @@ class Portfolio:
         slow = _Slow.of(logs[succeeded]) if succeeded.any() else _Slow(0.0, 0.0)
         bold = len(rows) % _BOLD_EVERY == _BOLD_EVERY - 1
         best: tuple[float, Place] | None = None
+        most = -math.inf
         for position, region in enumerate(self._regions):
             if not unseen.left(position):
                 continue
@@ -170,7 +172,9 @@ class Portfolio:
             value, row = candidates.best(judge, _BOLDNESS if bold else 1.0)
             if best is None or value > best[0]:
                 best = value, Place(position, row)
+            most = max(most, judge.most)
         assert best is not None
+        self.expected_gain = math.exp(most) if succeeded.any() else None
         return best[1]
 
     def _learn(self, count: int) -> None:
@@ -215,16 +219,20 @@ class _Judge:
             kept, values = np.concatenate([kept, waiting]), np.concatenate([values, expected])
             self._surrogate = Surrogate(region.times, points + pending, values)
         self.fastest: Rows = kept[np.argsort(values, kind="stable")]
+        self.most = -math.inf  # of all that was judged, the most without boldness
 
     def __call__(self, rows: Rows, boldness: float) -> Floats:
         """The log of the improvement expected of each row."""
         points = self._region.points(rows)
         mean, deviation = self._surrogate.predict(points)
-        value = log_expected_improvement(self._best, mean, boldness * deviation)
+        plain = value = log_expected_improvement(self._best, mean, deviation)
+        if boldness != 1.0:
+            value = log_expected_improvement(self._best, mean, boldness * deviation)
         if self._failures is not None:
             failure, unsure = self._failures.predict(points.without_model())
             chance = normal_below((_HALFWAY - failure) / (unsure + _BLUR))
-            value += np.log(np.maximum(chance, _LEAST_CHANCE))
+            plain, value = (v + np.log(np.maximum(chance, _LEAST_CHANCE)) for v in (plain, value))
+        self.most = max(self.most, float(plain.max()))
         # Equals are equal on every machine: the first of them is taken.
         return np.round(value, 6)
 

@@ -73,6 +73,11 @@ class Search:
                 self._first_number = max(self._first_number, trial.number + 1)
         self._sampler.first_number = self._first_number
 
+    def expected_gain(self) -> float | None:
+        """By what share of the best time the configurations left can be expected to be faster, any
+        one of them; None where the sampler does not say, or not yet."""
+        return self._sampler.expected_gain(self._study)
+
     def ask(self) -> Proposal | None:
         """The next configuration, or None once every one has been proposed."""
         if not self._sampler.left(self._study):

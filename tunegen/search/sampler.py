@@ -144,6 +144,14 @@ class ConfigSampler(BaseSampler):
         with self._lock:
             return len(self._read(study, None).course.unseen)
 
+    def expected_gain(self, study: Study) -> float | None:
+        """By what share of the best time the configurations left in ``study`` can be expected to
+        be faster, any one of them: 0.01 where the most promising saves 1 % on average, counting
+        0 where it is slower. None before there is a first guess, and of samplers without one."""
+        with self._lock:
+            number = self.first_number + len(study.get_trials(deepcopy=False))
+            return self._read(study, None).course.expected_gain(number)
+
     # --- as Optuna calls it ----------------------------------------------------------------------
 
     def infer_relative_search_space(

@@ -15,10 +15,13 @@ class Strategy(Protocol):
     """A way of choosing among the configurations of ``contenders``.
 
     Times are positive, the lower the better, in any unit; a failure's is None. ``model_points``
-    says how many points the model chooses before it.
+    says how many points the model chooses before it. ``expected_gain`` belongs to what was chosen
+    last: the share of the best time by which any one of the configurations left can be expected to
+    be faster, None where a strategy does not say.
     """
 
     model_points: ClassVar[int]
+    expected_gain: float | None
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None: ...
 
@@ -43,6 +46,7 @@ class Forgetful:
     """A strategy that learns nothing."""
 
     model_points: ClassVar[int] = 0
+    expected_gain: float | None = None
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None:
         pass

@@ -43,18 +43,21 @@ ARRIVED = 0.99
 @dataclass(frozen=True, slots=True)
 class SearchRun:
     """One search: after each number of evaluations the fraction of the optimum, that is the least
-    recorded time over that of the configuration that the search took to be best; and the mean
-    milliseconds on a processor to choose a configuration and learn from its time."""
+    recorded time over that of the configuration that the search took to be best; the mean
+    milliseconds on a processor to choose a configuration and learn from its time; and how many
+    evaluations it made."""
 
     fractions: tuple[float, ...]
     ms: float
+    made: int
 
 
 @dataclass(frozen=True, slots=True)
 class SearchScore:
     """What a sampler reaches on a space, over all seeds: for each number of evaluations the mean
     fraction of the optimum and the standard error of that mean; the share of runs that came within
-    1 % of the optimum by the last; the mean milliseconds on a processor of asking and telling.
+    1 % of the optimum by the last; the mean milliseconds on a processor of asking and telling; the
+    mean number of evaluations made.
 
     ``space`` is empty for the mean over all spaces.
     """
@@ -65,6 +68,7 @@ class SearchScore:
     errors: tuple[float, ...]
     arrived: float
     ms: float
+    made: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class SearchBench:
     seeds: int
     noise: float
     look_ahead: int
+    least_gain: float | None
     kernel_tuner: str | None
 
 
@@ -88,6 +93,7 @@ def bench_search(
     evaluations: Sequence[int] = DEFAULT_EVALUATIONS,
     noise: float = 0.0,
     look_ahead: int = 1,
+    least_gain: float | None = None,
     processes: int | None = None,
     on_event: Callable[[int, int], None] | None = None,
 ) -> SearchBench:
@@ -97,7 +103,8 @@ def bench_search(
     Kernel Tuner's strategies; by default the usual ones of both, as far as they are installed.
     With ``noise`` a search sees each time multiplied by a random factor, whose logarithm has that
     standard deviation; every seed has its own factors, the same for all samplers. ``on_event`` is
-    called with the number of runs that are done and that of all.
+    called with the number of runs that are done and that of all. ``least_gain`` ends a search
+    early, see :class:`tunegen.tuner.Budget`; Kernel Tuner has nothing like it.
 
     An evaluation is a configuration that was tried, whether it ran or failed.
 
@@ -107,11 +114,12 @@ def bench_search(
     names = _usual_samplers() if samplers is None else tuple(dict.fromkeys(samplers))
     at = tuple(evaluations)
     _check(files, names, seeds, at, noise, look_ahead)
+    budget = tuner.Budget(at[-1], least_gain=least_gain)
     spaces = _labels(files)
     for path in spaces.values():
         _load(path)  # what is wrong with a file is said before anything is begun
     jobs = [
-        _Job(name, space, path, seed, at, noise, look_ahead)
+        _Job(name, space, path, seed, budget, at, noise, look_ahead)
         for name in names
         for space, path in spaces.items()
         for seed in range(seeds)
@@ -132,6 +140,7 @@ def bench_search(
         seeds=seeds,
         noise=noise,
         look_ahead=look_ahead,
+        least_gain=least_gain,
         kernel_tuner=rival.installed_version(),
     )
 
@@ -195,6 +204,7 @@ class _Job:
     space: str
     path: Path
     seed: int
+    budget: tuner.Budget
     evaluations: tuple[int, ...]
     noise: float
     look_ahead: int
@@ -242,7 +252,7 @@ def _run(job: _Job) -> SearchRun:
             _rival_space(job.path),
             lambda row: seen.time(Config(dict(zip(names, row, strict=True)))),
             seed=job.seed,
-            evaluations=job.evaluations[-1],
+            evaluations=job.budget.trials,
         )
         configs = [Config(dict(zip(names, row, strict=True))) for row in rows]
     else:
@@ -254,13 +264,13 @@ def _run(job: _Job) -> SearchRun:
             compiler=_NoCompiler(),
             device=perfmodel.default_chip("sm_90"),  # a recording is of its own device
             search=asking,
-            budget=tuner.Budget(job.evaluations[-1]),
+            budget=job.budget,
             threads=1,
             look_ahead=job.look_ahead,
         )
         configs, seconds = [trial.config for trial in run.trials], asking.seconds
     ms = 1e3 * seconds / max(len(configs), 1)
-    return SearchRun(_fractions(recorded, seen, configs, job.evaluations), ms)
+    return SearchRun(_fractions(recorded, seen, configs, job.evaluations), ms, len(configs))
 
 
 def _fractions(
@@ -321,6 +331,12 @@ class _Timed:
     def tell_past(self, trials: Sequence[Trial]) -> None:
         self._search.tell_past(trials)
 
+    def expected_gain(self) -> float | None:
+        started = time.process_time()
+        gain = self._search.expected_gain()
+        self.seconds += time.process_time() - started
+        return gain
+
     def ask(self) -> search.Proposal | None:
         started = time.process_time()
         proposal = self._search.ask()
@@ -346,6 +362,7 @@ def _score(sampler: str, space: str, runs: Sequence[SearchRun]) -> SearchScore:
         errors=tuple(statistics.stdev(c) / math.sqrt(len(c)) if many else 0.0 for c in columns),
         arrived=statistics.fmean(run.fractions[-1] >= ARRIVED for run in runs),
         ms=statistics.fmean(run.ms for run in runs),
+        made=statistics.fmean(run.made for run in runs),
     )
 
 
@@ -360,4 +377,5 @@ def _mean(scores: Sequence[SearchScore]) -> SearchScore:
         errors=tuple(math.sqrt(sum(error**2 for error in column)) / count for column in errors),
         arrived=statistics.fmean(score.arrived for score in scores),
         ms=statistics.fmean(score.ms for score in scores),
+        made=statistics.fmean(score.made for score in scores),
     )

@@ -62,6 +62,7 @@ def tune(
     spec: str | None = None,
     trials: int | None = None,
     seconds: float | None = None,
+    least_gain: float | None = None,
     seed: int = 0,
     evaluator: str = "auto",
     sampler: str = search.DEFAULT_SAMPLER,
@@ -85,8 +86,9 @@ def tune(
     ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of that kind, else the
     performance model, whose times are predicted and marked so. ``trials`` and ``seconds`` bound
     the search, the first one reached ends it; without ``trials`` a GPU makes 100 and the model
-    60. The same ``seed`` gives the same trials. The record goes to the folder ``db``, or to the
-    user's data directory.
+    60. ``least_gain`` ends it too, where no configuration that is left can be expected to save
+    that share of the best time. The same ``seed`` gives the same trials. The record goes to the
+    folder ``db``, or to the user's data directory.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
     Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
@@ -99,7 +101,7 @@ def tune(
     :class:`NoValidConfig` where constraints leave nothing, :class:`DeviceError` where a GPU was
     asked for and there is none, or it cannot be used.
     """
-    budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds)
+    budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds, least_gain)
     how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage)
     search.check_choice(sampler, seed)
     ask = functools.partial(
@@ -110,7 +112,8 @@ def tune(
     if trials is None and gpu is None:
         budget = dataclasses.replace(budget, trials=tuner.PREDICTED_TRIALS)
     choices = Choices(
-        spec=spec, trials=budget.trials, seconds=seconds, seed=seed, evaluator=evaluator,
+        spec=spec, trials=budget.trials, seconds=seconds, least_gain=least_gain, seed=seed,
+        evaluator=evaluator,
         sampler=sampler, policy=policy, deterministic=deterministic, shared=shared, device=device,
         finals_seconds=None if finals_seconds == FINALS_SECONDS else finals_seconds,
     )  # fmt: skip

@@ -40,6 +40,7 @@ class Chooser(Protocol):
     """Which configuration next: :class:`tunegen.search.Search`, or what stands before one."""
 
     def tell_past(self, trials: Sequence[Trial]) -> None: ...
+    def expected_gain(self) -> float | None: ...
     def ask(self) -> Proposal | None: ...
     def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
 
@@ -124,7 +125,13 @@ def _search(
     stop_reason: StopReason = "budget"
     try:
         while True:
+            enough = False
             while asked < budget.trials and len(under_way) < look_ahead:
+                # Asked for only where it may end the search: it costs as much as a proposal.
+                gain = None if budget.least_gain is None else search.expected_gain()
+                if enough := budget.is_enough(gain):
+                    log.expected_gain = gain
+                    break
                 proposal = search.ask()
                 if proposal is None:
                     stop_reason = "exhausted"
@@ -133,7 +140,7 @@ def _search(
                 task = pool.submit(build, proposal.contender.spec, proposal.config)
                 under_way.append((proposal, task))
             if not under_way:
-                return stop_reason
+                return "no progress expected" if enough else stop_reason
             proposal, future = under_way.popleft()
             built = log.wait_for(future)
             if built is None:
