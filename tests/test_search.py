@@ -388,12 +388,12 @@ def test_a_sampler_learns_from_the_past(sampler):
     more than the opening."""
     one = contender("one", grid(5, 6))
     past = past_of(run(make_search("random", [one], 0), bowl, 150), bowl)
-    opening = 1 + SAMPLERS[sampler].model_points
+    opening = 1 + SAMPLERS[sampler].chance_points
 
     def first(past):
         runs = [
             run(resumed(sampler, [one], seed, past), bowl, opening + 10)[opening:]
-            for seed in range(3)
+            for seed in range(8)
         ]
         return np.mean([bowl(p).median_us for proposals in runs for p in proposals])
 

@@ -76,8 +76,8 @@ least_gain_option = click.option(
     "--least-gain",
     type=float,
     metavar="SHARE",
-    help="Stop also where no configuration that is left can be expected to save this share of the "
-    "best time, as in 0.002.",
+    help="Stop also where all configurations that are left together can be expected to save less "
+    "than this share of the best time, as in 0.002.",
 )
 
 storage_option = click.option(

@@ -35,6 +35,7 @@ class Borrowed:
     """
 
     model_points: ClassVar[int] = 0
+    chance_points: ClassVar[int] = 0
     expected_gain: float | None = None
     by_index: ClassVar[bool] = False
 

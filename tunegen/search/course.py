@@ -19,7 +19,9 @@ class Course:
     def __init__(self, contenders: Sequence[Choices], strategy: type[Strategy], seed: int) -> None:
         self.unseen = Unseen(contenders)
         self._strategy = strategy(contenders, seed)
-        self._opening = opening(contenders, strategy.model_points, seed)
+        guided = any(contender.prior_us is not None for contender in contenders)
+        points = strategy.model_points if guided else strategy.chance_points
+        self._opening = opening(contenders, points, seed)
         self._point: tuple[Place, Origin] | None = None
         self._seed = seed
         self._under_way: set[int] = set()
@@ -48,9 +50,9 @@ class Course:
         return self._foreseen[1], "sampler"
 
     def expected_gain(self, number: int) -> float | None:
-        """By what share of the best time the configurations left can be expected to be faster, any
-        one of them, when ``number`` is the next trial. None while the opening lasts, and of
-        strategies that do not say."""
+        """The share of the best time that all configurations left together can be expected to save
+        at most, when ``number`` is the next trial. None while the opening lasts, and of strategies
+        that do not say."""
         if not self.unseen or self._next_point() is not None:
             return None
         self._foresee(number)

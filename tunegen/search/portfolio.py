@@ -32,8 +32,8 @@ from tunegen.search.surrogate import (
 from tunegen.search.unseen import Choices, Place, Unseen
 
 # Points that the model chooses, or chance without one, before the surrogate does. On recorded
-# spaces six or fifteen were no better.
-_MODEL_POINTS = 10
+# spaces, without a model, ten were as good from fifty trials on, and worse before.
+_MODEL_POINTS, _CHANCE_POINTS = 10, 6
 
 # Log times are measured from the best one. Only the order among the fast matters, so slow ones
 # count as if they were at this quantile of all, or at this distance.
@@ -53,6 +53,12 @@ _MOST_POINTS = 300
 # A configuration fails where the process through failures (1) and successes (0) is above one half,
 # which is blurred a little. Even a certain failure is given some chance to run.
 _HALFWAY, _BLUR, _LEAST_CHANCE = 0.5, 0.05, 1e-9
+# What may fail is avoided more than it is worth by chance alone: where nothing better is in sight
+# among what runs, failures, of which nothing is known but that, would promise most.
+_AVERSION = 2.0
+
+# Outcomes before the surrogate is asked whether it is worth going on: with fewer it is too sure.
+_FEWEST_TO_END = 50
 
 # Where candidates come from, and how many of each kind.
 _PARENTS, _LEAPS = 6, 60
@@ -62,6 +68,12 @@ _GOOD_POWER = 4  # of a random number: how much the model's good ones are prefer
 
 # Rounds in which the candidates best by the surrogate are left for better ones around them.
 _CLIMBS, _CLIMBERS, _CLIMB_LEAPS = 3, 4, 20
+
+# Without a model, only what lies this far below the best log time counts as an improvement. Near
+# the best there is always a little to be expected, and a search that counts it makes its trials
+# there: on recorded spaces it stalled for tens of them at 0 and 0.02, and came to the last percent
+# later at 0.2. A model knows where else to look.
+_WORTHWHILE = 0.1
 
 # One proposal in so many is bolder: it takes the surrogate to be that much less sure.
 _BOLD_EVERY, _BOLDNESS = 4, 1.5
@@ -121,6 +133,10 @@ class _Region:
             self._model = np.minimum(logs - logs.min(), _SLOWEST_BY_MODEL)
             self.by_model = np.argsort(logs, kind="stable")
 
+    @property
+    def has_model(self) -> bool:
+        return self._model is not None
+
     @functools.cached_property
     def moves(self) -> Moves:
         return Moves(self._table)
@@ -134,6 +150,7 @@ class Portfolio:
     """A Gaussian process for each spec, and the spec that promises most."""
 
     model_points: ClassVar[int] = _MODEL_POINTS
+    chance_points: ClassVar[int] = _CHANCE_POINTS
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None:
         self._regions = [_Region(contender) for contender in contenders]
@@ -161,7 +178,7 @@ class Portfolio:
         slow = _Slow.of(logs[succeeded]) if succeeded.any() else _Slow(0.0, 0.0)
         bold = len(rows) % _BOLD_EVERY == _BOLD_EVERY - 1
         best: tuple[float, Place] | None = None
-        most = -math.inf
+        gain = 0.0
         for position, region in enumerate(self._regions):
             if not unseen.left(position):
                 continue
@@ -172,9 +189,10 @@ class Portfolio:
             value, row = candidates.best(judge, _BOLDNESS if bold else 1.0)
             if best is None or value > best[0]:
                 best = value, Place(position, row)
-            most = max(most, judge.most)
+            gain += candidates.expected_gain(judge)
         assert best is not None
-        self.expected_gain = math.exp(most) if succeeded.any() else None
+        telling = succeeded.any() and len(rows) >= _FEWEST_TO_END
+        self.expected_gain = gain if telling else None
         return best[1]
 
     def _learn(self, count: int) -> None:
@@ -202,6 +220,7 @@ class _Judge:
         """``rows`` and ``logs`` are its outcomes, ``waiting`` the rows under way, which count as
         if they took what is expected of them."""
         self._region = region
+        self._worthwhile = 0.0 if region.has_model else _WORTHWHILE
         kept, values = _telling(rows, logs, slow)
         # Without a success it is taken to be neither fast nor slow.
         self._mean = float(values.mean()) if len(values) else (slow.most - slow.best) / 2
@@ -219,20 +238,20 @@ class _Judge:
             kept, values = np.concatenate([kept, waiting]), np.concatenate([values, expected])
             self._surrogate = Surrogate(region.times, points + pending, values)
         self.fastest: Rows = kept[np.argsort(values, kind="stable")]
-        self.most = -math.inf  # of all that was judged, the most without boldness
+        self.gains: dict[int, float] = {}  # what is expected of each row, without boldness
 
     def __call__(self, rows: Rows, boldness: float) -> Floats:
         """The log of the improvement expected of each row."""
         points = self._region.points(rows)
         mean, deviation = self._surrogate.predict(points)
-        plain = value = log_expected_improvement(self._best, mean, deviation)
-        if boldness != 1.0:
-            value = log_expected_improvement(self._best, mean, boldness * deviation)
+        plain = log_expected_improvement(self._best, mean, deviation)
+        value = log_expected_improvement(self._best - self._worthwhile, mean, boldness * deviation)
         if self._failures is not None:
             failure, unsure = self._failures.predict(points.without_model())
             chance = normal_below((_HALFWAY - failure) / (unsure + _BLUR))
-            plain, value = (v + np.log(np.maximum(chance, _LEAST_CHANCE)) for v in (plain, value))
-        self.most = max(self.most, float(plain.max()))
+            averse = _AVERSION * np.log(np.maximum(chance, _LEAST_CHANCE))
+            plain, value = plain + averse, value + averse
+        self.gains.update(zip(rows.tolist(), np.exp(plain).tolist(), strict=True))
         # Equals are equal on every machine: the first of them is taken.
         return np.round(value, 6)
 
@@ -246,6 +265,7 @@ class _Candidates:
     ) -> None:  # fmt: skip
         self._contender, self._region, self._unseen = contender, region, unseen
         self._fastest, self._rng = fastest, rng
+        self._sampled = unseen.sample(contender, _RANDOM, rng)
 
     def best(self, judge: _Judge, boldness: float) -> tuple[float, int]:
         """The one of highest value, with that value."""
@@ -266,6 +286,13 @@ class _Candidates:
             )
         return best
 
+    def expected_gain(self, judge: _Judge) -> float:
+        """What all unseen ones together can be expected to gain at most: the sum of what is
+        expected of each, where those that were not judged are like the random ones."""
+        usual = float(np.mean([judge.gains[row] for row in self._sampled.tolist()]))
+        others = self._unseen.left(self._contender) - len(judge.gains)
+        return sum(judge.gains.values()) + others * usual
+
     def _around(self, rows: Rows, leaps: int) -> Rows:
         moves = self._region.moves
         return self._unseen.among(
@@ -275,7 +302,7 @@ class _Candidates:
 
     def _first(self) -> Rows:
         rng, by_model = self._rng, self._region.by_model
-        found = [self._unseen.sample(self._contender, _RANDOM, rng)]
+        found = [self._sampled]
         if len(self._fastest):
             found.append(self._around(self._fastest[:_PARENTS], _LEAPS))
             found.append(self._region.moves.crossings(self._fastest[:_CROSSED], _CROSSINGS, rng))

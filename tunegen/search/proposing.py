@@ -74,8 +74,8 @@ class Search:
         self._sampler.first_number = self._first_number
 
     def expected_gain(self) -> float | None:
-        """By what share of the best time the configurations left can be expected to be faster, any
-        one of them; None where the sampler does not say, or not yet."""
+        """The share of the best time that all configurations left together can be expected to save
+        at most; None where the sampler does not say, or not yet."""
         return self._sampler.expected_gain(self._study)
 
     def ask(self) -> Proposal | None:

@@ -145,9 +145,9 @@ class ConfigSampler(BaseSampler):
             return len(self._read(study, None).course.unseen)
 
     def expected_gain(self, study: Study) -> float | None:
-        """By what share of the best time the configurations left in ``study`` can be expected to
-        be faster, any one of them: 0.01 where the most promising saves 1 % on average, counting
-        0 where it is slower. None before there is a first guess, and of samplers without one."""
+        """The share of the best time that all configurations left in ``study`` together can be
+        expected to save at most: the sum over all of what each one saves on average, counting 0
+        where it is slower. None before there is a first guess, and of samplers without one."""
         with self._lock:
             number = self.first_number + len(study.get_trials(deepcopy=False))
             return self._read(study, None).course.expected_gain(number)

@@ -15,12 +15,14 @@ class Strategy(Protocol):
     """A way of choosing among the configurations of ``contenders``.
 
     Times are positive, the lower the better, in any unit; a failure's is None. ``model_points``
-    says how many points the model chooses before it. ``expected_gain`` belongs to what was chosen
-    last: the share of the best time by which any one of the configurations left can be expected to
-    be faster, None where a strategy does not say.
+    says how many points the model chooses before it, and ``chance_points`` how many chance does
+    where there is no model. ``expected_gain`` belongs to what was chosen
+    last: the share of the best time that all configurations left together can be expected to save
+    at most, None where a strategy does not say.
     """
 
     model_points: ClassVar[int]
+    chance_points: ClassVar[int]
     expected_gain: float | None
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None: ...
@@ -46,6 +48,7 @@ class Forgetful:
     """A strategy that learns nothing."""
 
     model_points: ClassVar[int] = 0
+    chance_points: ClassVar[int] = 0
     expected_gain: float | None = None
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None:

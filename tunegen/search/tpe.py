@@ -33,6 +33,7 @@ class Tpe:
     """
 
     model_points: ClassVar[int] = _MODEL_POINTS
+    chance_points: ClassVar[int] = _MODEL_POINTS
     expected_gain: float | None = None
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None:

@@ -86,9 +86,9 @@ def tune(
     ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of that kind, else the
     performance model, whose times are predicted and marked so. ``trials`` and ``seconds`` bound
     the search, the first one reached ends it; without ``trials`` a GPU makes 100 and the model
-    60. ``least_gain`` ends it too, where no configuration that is left can be expected to save
-    that share of the best time. The same ``seed`` gives the same trials. The record goes to the
-    folder ``db``, or to the user's data directory.
+    60. ``least_gain`` ends it too, where all configurations that are left together can be expected
+    to save less than that share of the best time. The same ``seed`` gives the same trials. The
+    record goes to the folder ``db``, or to the user's data directory.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
     Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
@@ -238,9 +238,12 @@ class _Job:
             if run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
                 path = self.database.put(record)
         else:
+            more = f"--trials {2 * len(run.trials)}"
+            if run.expected_gain is not None:
+                more = f"--least-gain {run.expected_gain / 2:.1g}"
             self.on_note(
                 f"nothing to do: the {len(run.trials)} trials are made and their finals played; "
-                f"--trials {2 * len(run.trials)} goes on, --fresh begins anew"
+                f"{more} goes on, --fresh begins anew"
             )
         ceilings = calibration.find(wanted.device)
         return TuneResult(

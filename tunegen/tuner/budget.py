@@ -19,9 +19,9 @@ PREDICTED_TRIALS = 60
 class Budget:
     """How many trials, and for how many seconds at most; the default is tried in any case.
 
-    With a ``least_gain`` a search also ends where no configuration that is left can be expected to
-    save this share of the best time (0.002 is 0.2 %). That is the sampler's judgement: one that
-    gives none is not cut short.
+    With a ``least_gain`` a search also ends where all configurations that are left together can be
+    expected to save less than this share of the best time (0.002 is 0.2 %). That is the sampler's
+    judgement: one that gives none is not cut short.
 
     Raises :class:`UsageError` for anything but a positive whole number, positive seconds, and a
     share between 0 and 1.

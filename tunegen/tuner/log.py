@@ -48,8 +48,8 @@ class TuneRun:
     were those of an earlier one. ``compile_seconds`` adds up over threads; for ``wait_seconds``
     the evaluator had nothing to do because nothing was compiled yet. After ``near_best_seconds``
     the search had a configuration within 2 % of the winner, by the search's times.
-    ``expected_gain`` is the share of the best time that any one configuration left was expected to
-    save, where that ended the search.
+    ``expected_gain`` is the share of the best time that all configurations left together were
+    expected to save, where that ended the search.
     """
 
     trials: tuple[Trial, ...]
