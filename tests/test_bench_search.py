@@ -43,19 +43,23 @@ def score(result, sampler):
     return found
 
 
+# After 25, 50 and 100 evaluations, six seeds. Thirty seeds have means of .933, .994 and 1.000 with
+# deviations of .069, .017 and .001 from run to run: the floor is at least three deviations of a mean
+# of six below. TPE's means are .913, .959 and .975, those of chance .892, .924 and .942.
+FLOOR = (0.85, 0.965, 0.99)
+
+
 def test_the_floor():
-    """The portfolio on a recorded space, guarded: of 12 groups of these many seeds each the worst
-    mean is further above than the margin between the worst and the mean of them."""
+    """The default sampler on a recorded space; what is no better than chance falls through it."""
     result = bench_search(
-        [PNPOLY], samplers=["portfolio", "random"], seeds=8, evaluations=(25, 50, 100, 150)
+        [PNPOLY], samplers=["portfolio", "random"], seeds=6, evaluations=(25, 50, 100)
     )
     found, chance = score(result, "portfolio"), score(result, "random")
-    assert all(a >= b for a, b in zip(found.fractions, FLOOR, strict=True)), found
-    assert found.arrived >= 0.5
-    assert chance.arrived <= 0.25, "the floor says nothing where chance arrives too"
-
-
-FLOOR = (0.0, 0.0, 0.0, 0.0)
+    assert all(mean >= low for mean, low in zip(found.fractions, FLOOR, strict=True)), found
+    assert found.arrived >= 5 / 6
+    assert chance.fractions[1] < FLOOR[1]
+    assert chance.fractions[2] < FLOOR[2]
+    assert chance.arrived <= 4 / 6
 
 
 def test_fractions_are_of_what_was_found(small):

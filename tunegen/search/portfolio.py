@@ -57,8 +57,8 @@ _HALFWAY, _BLUR, _LEAST_CHANCE = 0.5, 0.05, 1e-9
 # among what runs, failures, of which nothing is known but that, would promise most.
 _AVERSION = 2.0
 
-# Outcomes before the surrogate is asked whether it is worth going on: with fewer it is too sure. On
-# recorded spaces it ended searches after 24 that were 3 % away.
+# Outcomes before the surrogate is asked whether it is worth going on: with fewer it is too sure.
+# On recorded spaces it ended searches after 24 that were 3 % away.
 _FEWEST_TO_END = 50
 
 # Where candidates come from, and how many of each kind.
