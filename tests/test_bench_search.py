@@ -44,8 +44,8 @@ def score(result, sampler):
 
 
 # After 25, 50 and 100 evaluations, six seeds. Thirty seeds have means of .933, .994 and 1.000 with
-# deviations of .069, .017 and .001 from run to run: the floor is at least three deviations of a mean
-# of six below. TPE's means are .913, .959 and .975, those of chance .892, .924 and .942.
+# deviations of .069, .017 and .001 from run to run: the floor lies three or more of a mean of six
+# below. TPE has means of .913, .959 and .975, chance of .892, .924 and .942.
 FLOOR = (0.85, 0.965, 0.99)
 
 
