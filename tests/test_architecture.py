@@ -38,7 +38,7 @@ LAYERS = {
     "model": 1,
     **dict.fromkeys(
         ("bundle", "calibration", "codegen", "compiler", "database", "device", "disasm", "doctor",
-         "kernels", "perfmodel", "replay", "runner", "runtime", "search", "store"),
+         "kernels", "perfmodel", "replay", "rival", "runner", "runtime", "search", "store"),
         2,
     ),
     "tuner": 3,
@@ -59,10 +59,11 @@ OWNERS = {
     "cuda.bindings.nvrtc": {"compiler"},
     "filelock": {"database"},
     "jinja2": {"codegen"},
+    "kernel_tuner": {"rival"},
     "msgspec": {"bundle", "database"},
     # Where arrays are values.
-    "numpy": {"device", "kernels", "model", "perfmodel", "replay", "runner", "search",
-              "session"},
+    "numpy": {"device", "kernels", "model", "perfmodel", "replay", "rival", "runner",
+              "search", "session"},
     "optuna": {"search", "store"},
     "platformdirs": {"calibration", "compiler", "database", "store"},
     "pynvml": {"device"},

@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 from fake_driver import FakeDriver
 
@@ -89,6 +90,17 @@ def test_the_python_example_runs(own_folders, capsys):
     assert lines[0].startswith("predicted ")
     assert lines[1].startswith("tunegen_matmul_")
     assert lines[-1].startswith("axpy ")
+
+
+def test_the_optuna_example_runs(capsys):
+    source = block("python", "PortfolioSampler(")
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        exec(compile(source, "README.md", "exec"), {})
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    assert capsys.readouterr().out == "{'BLOCK': 256, 'UNROLL': 2}\n"
 
 
 @pytest.mark.nvrtc

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -107,8 +108,8 @@ def with_space(*rows):
     )
 
 
-def run(trials=20, *, spec=SCALE, seconds=None, compiler=None, evaluator=None, seed=0,
-        sampler="tpe", **options):  # fmt: skip
+def run(trials=20, *, spec=SCALE, seconds=None, least_gain=None, compiler=None, evaluator=None,
+        seed=0, sampler="tpe", **options):  # fmt: skip
     contenders = [contender(spec)]
     return tune(
         PROBLEM,
@@ -117,7 +118,7 @@ def run(trials=20, *, spec=SCALE, seconds=None, compiler=None, evaluator=None, s
         compiler=compiler or FakeCompiler(),
         device=DEVICE,
         search=make_search(sampler, contenders, seed),
-        budget=Budget(trials, seconds),
+        budget=Budget(trials, seconds, least_gain),
         **options,
     )
 
@@ -362,6 +363,84 @@ def test_the_past_may_exhaust_a_space():
     again = run(2000, past=past, evaluator=FakeEvaluator(lambda config: pytest.fail("tried")))
     assert again.stop_reason == "exhausted"
     assert again.trials == past
+
+
+# --- no progress expected ------------------------------------------------------------------------
+
+WIDE = with_space(
+    ("THREADS", range(32, 1025, 32), ""), ("ELEMENTS", (1, 2, 4, 8), ""), ("UNROLL", (1, 2, 4), "")
+)
+
+
+def search_wide(**options):
+    options = {"trials": 200, "sampler": "portfolio", **options}
+    return run(options.pop("trials"), spec=WIDE, **options)
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan"), float("inf")])
+def test_shares_that_are_none(share):
+    with pytest.raises(UsageError, match=f"least_gain={share} is no share") as caught:
+        Budget(10, least_gain=share)
+    assert caught.value.exit_code == 2
+
+
+def test_a_search_ends_where_nothing_is_expected():
+    """On a landscape without surprises, close to the best and long before the budget is spent."""
+    result = search_wide(least_gain=0.001)
+    assert result.stop_reason == "no progress expected"
+    assert 0 <= result.expected_gain < 0.001
+    assert 50 <= len(result.trials) < 150
+    best = min(total_us(config) for config in contender(WIDE).table)
+    assert result.best.outcome.median_us <= 1.01 * best
+
+
+def test_the_less_gain_counts_the_longer_it_goes_on():
+
+    def rugged_us(config):
+        return total_us(config) * (1 + 0.3 * (zlib.crc32(str(config).encode()) % 97) / 97)
+
+    made = [
+        len(search_wide(least_gain=share, evaluator=FakeEvaluator(rugged_us)).trials)
+        for share in (0.5, 1e-4, 1e-12)
+    ]
+    assert made == sorted(made)
+    assert made[0] < made[2]
+
+
+def test_the_rule_changes_no_proposal():
+    long, short = search_wide(trials=100), search_wide(least_gain=0.005, look_ahead=1)
+    assert story(short) == story(search_wide(trials=100, look_ahead=1))[: len(short.trials)]
+    assert long.expected_gain is None
+    assert long.stop_reason == "budget"
+
+
+def test_what_is_under_way_counts_before_a_search_ends():
+    """Nothing asked for is thrown away, and what is learned of it may go against the end."""
+    result = search_wide(least_gain=0.9, look_ahead=8)
+    assert result.stop_reason == "no progress expected"
+    assert [trial.number for trial in result.trials] == list(range(50 + 7)), "and 7 under way"
+
+
+def test_asking_again_after_the_end_does_nothing():
+    for ahead in (1, 8):
+        past = search_wide(least_gain=0.005, look_ahead=ahead).trials
+        again = search_wide(
+            least_gain=0.005, past=past, look_ahead=ahead,
+            evaluator=FakeEvaluator(lambda config: pytest.fail("tried")),
+        )  # fmt: skip
+        assert again.stop_reason == "no progress expected"
+        assert again.trials == past
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_sampler_that_does_not_say_is_not_cut_short(sampler):
+    assert run(30, sampler=sampler, least_gain=0.9).stop_reason == "budget"
+
+
+def test_failures_alone_are_no_reason_to_end():
+    judge = FakeEvaluator(lambda config: Outcome("rejected", reason="test"))
+    result = search_wide(trials=40, least_gain=0.9, evaluator=judge)
+    assert (result.stop_reason, result.expected_gain) == ("budget", None)
 
 
 # --- drift, and how soon the best was near -------------------------------------------------------

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from tunegen.database import Database
     from tunegen.errors import TunegenError
     from tunegen.loading import load
+    from tunegen.search import PortfolioSampler
     from tunegen.session import bench, calibrate, compile, export, inspect, tune
 
 __all__ = [
-    "Database", "TunegenError", "__version__", "bench", "calibrate", "compile", "export",
-    "inspect", "load", "tune",
+    "Database", "PortfolioSampler", "TunegenError", "__version__", "bench", "calibrate", "compile",
+    "export", "inspect", "load", "tune",
 ]  # fmt: skip
 
 # Public names and where they are; loaded when first used, since NVRTC, Optuna and NumPy are slow.
 _LAZY = {
     "Database": "tunegen.database",
+    "PortfolioSampler": "tunegen.search",
     "TunegenError": "tunegen.errors",
     "bench": "tunegen.session",
     "calibrate": "tunegen.session",

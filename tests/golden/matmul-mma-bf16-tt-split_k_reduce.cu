@@ -180,16 +180,21 @@ __device__ __forceinline__ T activated(T x) {
 //
 //   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
 //   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+#define RESTRICT __restrict__
+#undef RESTRICT
+#define RESTRICT
+__device__ __forceinline__ void let_next_launch_begin() {
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 __device__ __forceinline__ void fetch_ahead(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
-#define RESTRICT
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_previous_launch() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
   VECTOR_C = least(ALIGN_C, WIDTH),

@@ -1173,16 +1173,21 @@ __device__ __forceinline__ void store_through_shared(
 //
 //   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
 //   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+#define RESTRICT __restrict__
+#undef RESTRICT
+#define RESTRICT
+__device__ __forceinline__ void let_next_launch_begin() {
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 __device__ __forceinline__ void fetch_ahead(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
-#define RESTRICT
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_previous_launch() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tunegen_matmul_mma(
     const Element* RESTRICT a,  // (batch, M, K), or (batch, K, M) when TRANSPOSE_A
     const Element* RESTRICT b,  // (batch, K, N), or (batch, N, K) when TRANSPOSE_B

@@ -763,15 +763,19 @@ struct Exchange {
 //
 //   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
 //   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
-__device__ __forceinline__ void fetch_ahead(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
-}
+#define RESTRICT __restrict__
+#undef RESTRICT
 #define RESTRICT
 __device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
 }
 __device__ __forceinline__ void wait_for_previous_launch() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void fetch_ahead(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
 // What C gets is act(alpha * sum + beta * C + bias), in the type of sums, and rounded once.

@@ -1,7 +1,7 @@
 // tunegen_matmul_split_k_reduce: C = act(alpha * A B + beta * C + bias), spec wgmma_padded, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
-// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=1 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=2 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=256 PROGRAMMATIC_LAUNCH=2
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=1 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=2 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=256 --param PROGRAMMATIC_LAUNCH=2 --emit cuda
+// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=1 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=2 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=128 PROGRAMMATIC_LAUNCH=2
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=1 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=2 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=128 --param PROGRAMMATIC_LAUNCH=2 --emit cuda
 
 // C = act(alpha * (sum of SPLIT_K partial products) + beta * C + bias).
 //
@@ -88,7 +88,7 @@ enum : int {
   SPARE_SMS = 0,
   MMA_IN_FLIGHT = 1,
   PRODUCER_REGISTERS = 24,
-  L2_PROMOTION = 256,
+  L2_PROMOTION = 128,
   PROGRAMMATIC_LAUNCH = 2,
   READS_C = 1,
   HAS_BIAS = 1,
@@ -185,16 +185,21 @@ __device__ __forceinline__ T activated(T x) {
 //
 //   Loads must not be non-coherent: the assembler takes what they read to be constant, and moves
 //   them to before the wait. Pointers that are not RESTRICT keep the compiler from making them so.
+#define RESTRICT __restrict__
+#undef RESTRICT
+#define RESTRICT
+__device__ __forceinline__ void let_next_launch_begin() {
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+  if constexpr (PROGRAMMATIC_LAUNCH > 0) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 __device__ __forceinline__ void fetch_ahead(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
-#define RESTRICT
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_previous_launch() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+
 enum : int {
   WIDTH = 16 / sizeof(Accumulator),
   VECTOR_C = least(ALIGN_C, WIDTH),

@@ -72,6 +72,14 @@ db_option = click.option(
     help="Database folder to use instead of the one in the user's data directory.",
 )
 
+least_gain_option = click.option(
+    "--least-gain",
+    type=float,
+    metavar="SHARE",
+    help="Stop also where all configurations that are left together can be expected to save less "
+    "than this share of the best time, as in 0.002.",
+)
+
 storage_option = click.option(
     "--storage",
     metavar="URL",

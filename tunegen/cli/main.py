@@ -15,6 +15,7 @@ from tunegen import __version__
 from tunegen.cli import (
     admin,
     bench,
+    bench_search,
     database,
     devices,
     export,
@@ -60,6 +61,7 @@ for command in (
     inspect.inspect,
     export.export,
     bench.bench,
+    bench_search.bench_search,
     devices.devices,
     devices.calibrate,
     admin.doctor,

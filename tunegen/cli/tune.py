@@ -17,6 +17,7 @@ from tunegen.cli.common import (
     db_option,
     duration,
     json_option,
+    least_gain_option,
     pass_settings,
     print_json,
     problem_options,
@@ -101,11 +102,16 @@ class Attempt:
 )
 @click.option("--trials", type=int, help="Configurations to try; 100 on a GPU, 60 by the model.")
 @click.option("--seconds", type=float, help="Stop searching after this long, if trials are left.")
+@least_gain_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trials.")
 @click.option(
     "--cold", is_flag=True, help="Do not try first what was fast on other problems and devices."
 )
-@click.option("--sampler", help="Which configuration next: portfolio, tpe or random.")
+@click.option(
+    "--sampler",
+    help="Which configuration next: portfolio, the default; tpe, random, bruteforce, nsga, gp, "
+    "cmaes or qmc, Optuna's.",
+)
 @click.option(
     "--evaluator",
     default="auto",

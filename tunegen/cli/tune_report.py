@@ -17,6 +17,7 @@ from tunegen.database import document as record_document
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tunegen import tuner
     from tunegen.model import Contest, Standing
     from tunegen.session import TuneResult
 
@@ -32,7 +33,7 @@ def report(result: TuneResult) -> None:
             print_labelled(label, text)
     print_labelled(
         "trials",
-        f"{counts(run.counts)}; stopped: {run.stop_reason}; {run.seconds:.1f} s, "
+        f"{counts(run.counts)}; stopped: {_stop(run)}; {run.seconds:.1f} s, "
         f"{run.compiled} kernels compiled, {run.cache_hits} from the cache"
         + (f"; {run.past} from earlier runs" if run.past else ""),
     )
@@ -71,6 +72,12 @@ def _print_known(result: TuneResult) -> None:
     print_labelled("measured", f"{us}{baseline}: {result.known.reason}")
     print_labelled("", f"{record.spec}: {config}")
     click.echo()
+
+
+def _stop(run: tuner.TuneRun) -> str:
+    if run.expected_gain is None:
+        return run.stop_reason
+    return f"{run.stop_reason}, of {run.expected_gain:.2%} at most"
 
 
 def _problem(result: TuneResult) -> str:
@@ -235,6 +242,7 @@ def document(result: TuneResult) -> dict[str, Any]:
             "origins": Counter(trial.origin for trial in run.trials),
             "winner_origin": result.winner.origin,
             "stop_reason": run.stop_reason,
+            "expected_gain": run.expected_gain,
             "seconds": run.seconds,
             "compiled": run.compiled,
             "cache_hits": run.cache_hits,

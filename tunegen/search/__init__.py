@@ -11,25 +11,24 @@ it had never stopped, but for the outcomes that it knows now and that were still
 was stopped.
 """
 
-from tunegen.search.proposing import (
-    FirstPoint,
-    Origin,
-    Proposal,
-    Search,
-    check_choice,
-    make_search,
-)
-from tunegen.search.samplers import DEFAULT_SAMPLER, SAMPLERS
+from tunegen.search.opening import FirstPoint, Origin
+from tunegen.search.portfolio_sampler import PortfolioSampler
+from tunegen.search.proposing import Proposal, Search, make_search
+from tunegen.search.sampler import ConfigSampler, Suggestion
+from tunegen.search.samplers import DEFAULT_SAMPLER, SAMPLERS, check_choice
 from tunegen.search.unseen import Contender
 
 __all__ = [
     "DEFAULT_SAMPLER",
     "SAMPLERS",
+    "ConfigSampler",
     "Contender",
     "FirstPoint",
     "Origin",
+    "PortfolioSampler",
     "Proposal",
     "Search",
+    "Suggestion",
     "check_choice",
     "make_search",
 ]

@@ -1,36 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search itself: defaults, what is known from elsewhere, the points of the model, then the
-sampler's choices."""
+"""The search itself: a study in memory, and the sampler that says what comes next in it."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from optuna.trial import TrialState
 
-from tunegen.errors import NoValidConfig, UsageError, unknown
+from tunegen.errors import NoValidConfig
 from tunegen.model import Config, Outcome, Trial
-from tunegen.search.samplers import SAMPLERS, Sampler
-from tunegen.search.unseen import Contender, Place, Unseen, differing
-
-# Parameters in which those points differ from one another: neighbours of the best one would all
-# share its fault where the model is wrong.
-_APART = 3
-
-Origin = Literal["default", "record", "study", "model", "sampler"]
-
-
-@dataclass(frozen=True, slots=True)
-class FirstPoint:
-    """A configuration to try before the model's, of the spec of that name."""
-
-    spec: str
-    config: Config
-    origin: Origin
+from tunegen.search.opening import FirstPoint, Origin
+from tunegen.search.sampler import ConfigSampler
+from tunegen.search.samplers import SAMPLERS, check_choice
+from tunegen.search.shadow import quiet_study
+from tunegen.search.strategies import Strategy
+from tunegen.search.unseen import Contender
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,19 +36,12 @@ def make_search(
     ``seed`` is a number of 32 bits. What ``first`` lists comes right after the defaults, in that
     order; what of it is not valid here is passed over.
 
-    Raises :class:`UsageError` for an unknown name and another seed, :class:`NoValidConfig` where
-    there is no contender or one has no configurations.
+    Raises :class:`UsageError` for an unknown name and another
+    seed, :class:`ToolkitError` for a sampler that cannot be used here, :class:`NoValidConfig`
+    where there is no contender or one has no configurations.
     """
     check_choice(name, seed)
     return Search(contenders, SAMPLERS[name], seed, first)
-
-
-def check_choice(name: str, seed: int) -> None:
-    """Raise :class:`UsageError` for a name of no sampler, or a seed of more than 32 bits."""
-    if name not in SAMPLERS:
-        raise unknown("sampler", name, SAMPLERS)
-    if not 0 <= seed < 1 << 32:
-        raise UsageError(f"seed {seed} is not between 0 and 2^32 - 1")
 
 
 class Search:
@@ -73,30 +51,18 @@ class Search:
     def __init__(
         self,
         contenders: Sequence[Contender],
-        sampler: type[Sampler],
+        strategy: type[Strategy],
         seed: int,
         first: Sequence[FirstPoint] = (),
     ) -> None:
         if not contenders:
             raise NoValidConfig("no spec to choose a configuration from")
-        self._contenders = tuple(contenders)
-        self._defaults = [
-            Place(position, _default_row(contender))
-            for position, contender in enumerate(contenders)
-        ]
-        self._seed = seed
-        self._unseen = Unseen(self._contenders)
-        self._sampler = sampler(self._contenders, self._unseen)
-        self._opening = itertools.chain(
-            ((place, "default") for place in self._defaults),
-            [
-                (place, point.origin)
-                for point in first
-                if (place := self._place(point.spec, point.config)) is not None
-            ],
-            itertools.islice(self._points_apart(), sampler.model_points),
-        )
-        self._next_number = 0
+        for contender in contenders:
+            contender.table.require(contender.name)
+        self._contenders = {contender.name: contender for contender in contenders}
+        self._sampler = ConfigSampler(contenders, strategy, seed, first)
+        self._study = quiet_study(self._sampler)
+        self._first_number = 0
         self._begun = False
         self._under_way: set[int] = set()
 
@@ -112,44 +78,25 @@ class Search:
         if self._begun:
             raise ValueError("the past is told before the first proposal")
         for trial in trials:
-            place = self._place(trial.spec, trial.config)
-            if place is None:
-                continue
-            if place in self._unseen:  # two runs at once may have tried the same
-                self._unseen.take(place)
-            self._sampler.known(place, trial.outcome)
-            self._next_number = max(self._next_number, trial.number + 1)
+            if self._sampler.remember(trial.spec, trial.config, _time(trial.outcome)):
+                self._first_number = max(self._first_number, trial.number + 1)
+        self._sampler.first_number = self._first_number
 
-    def _place(self, spec: str, config: Config) -> Place | None:
-        """Where a configuration is; None where no contender has it."""
-        for position, contender in enumerate(self._contenders):
-            if contender.spec.name == spec:
-                row = contender.table.row(config)
-                return None if row is None else Place(position, row)
-        return None
+    def expected_gain(self) -> float | None:
+        """The share of the best time that all configurations left together can be expected to save
+        at most; None where the sampler does not say, or not yet."""
+        return self._sampler.expected_gain(self._study)
 
     def ask(self) -> Proposal | None:
         """The next configuration, or None once every one has been proposed."""
-        if not self._unseen:
+        if not self._sampler.left(self._study):
             return None
-        number = self._next_number
-        place, origin = self._choose(number)
-        self._unseen.take(place)
-        contender = self._contenders[place.contender]
-        proposal = Proposal(number, contender, contender.table.config(place.row), origin)
-        self._sampler.started(number, place)
+        trial = self._study.ask()
+        name, config, origin = self._sampler.suggest(trial)
+        number = self._first_number + trial.number
         self._under_way.add(number)
-        self._next_number += 1
         self._begun = True
-        return proposal
-
-    def _choose(self, number: int) -> tuple[Place, Origin]:
-        for place, origin in self._opening:
-            if place in self._unseen:
-                return place, origin
-        # A generator of its own: what a proposal is does not depend on how often this process
-        # has drawn before it.
-        return self._sampler.choose(np.random.default_rng((self._seed, number))), "sampler"
+        return Proposal(number, self._contenders[name], config, origin)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """What came of a proposal. The order of telling is free, but part of what decides.
@@ -159,53 +106,13 @@ class Search:
         if proposal.number not in self._under_way:
             raise ValueError(f"proposal {proposal.number} is not under way")
         self._under_way.remove(proposal.number)
-        self._sampler.finished(proposal.number, outcome)
-
-    def _points_apart(self) -> Iterator[tuple[Place, Origin]]:
-        """The best points by the model, or random ones without it, apart from one another and
-        from the defaults. Contenders take turns, since the model errs least within one spec."""
-        rng = np.random.default_rng(self._seed)
-        ranks = [
-            rng.random(len(contender.table))
-            if contender.prior_us is None
-            else np.nan_to_num(contender.prior_us, nan=np.inf, posinf=np.inf)
-            for contender in self._contenders
-        ]
-        gaps = [
-            differing(contender.table, contender.table.indices[:, place.row])
-            for contender, place in zip(self._contenders, self._defaults, strict=True)
-        ]
-        taking_turns = list(range(len(self._contenders)))
-        while taking_turns:
-            for position in tuple(taking_turns):
-                row = _best_apart(ranks[position], gaps[position])
-                if row is None:
-                    taking_turns.remove(position)
-                    continue
-                contender = self._contenders[position]
-                gap = differing(contender.table, contender.table.indices[:, row])
-                np.minimum(gaps[position], gap, out=gaps[position])
-                yield Place(position, row), "sampler" if contender.prior_us is None else "model"
+        trial = proposal.number - self._first_number
+        time = _time(outcome)
+        if time is None:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, time)
 
 
-def _default_row(contender: Contender) -> int:
-    """Raises :class:`UsageError` where the default breaks a constraint: an error of the spec."""
-    row = contender.table.require(contender.spec.name).row(contender.default)
-    if row is None:
-        reasons = "; ".join(contender.table.space.violated(contender.default))
-        raise UsageError(
-            f"the default of {contender.spec.name} is no valid configuration: "
-            f"{contender.default}: {reasons or 'its values are not in the space'}"
-        )
-    return row
-
-
-def _best_apart(rank: NDArray[np.float64], gaps: NDArray[np.uint8]) -> int | None:
-    """The row of least ``rank`` as far as possible from those chosen; None where no row is left
-    whose rank is finite."""
-    for apart in range(_APART, 0, -1):
-        candidates = np.where(gaps >= apart, rank, np.inf)
-        row = int(np.argmin(candidates))
-        if np.isfinite(candidates[row]):
-            return row
-    return None
+def _time(outcome: Outcome) -> float | None:
+    return outcome.median_us if outcome.ok else None

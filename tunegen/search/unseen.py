@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +13,44 @@ from numpy.typing import NDArray
 from tunegen.model import Config, ConfigTable, KernelSpec
 
 
-@dataclass(frozen=True, eq=False)
-class Contender:
-    """A spec that takes part in a search, with all its valid configurations.
+class Choices(Protocol):
+    """All valid configurations of one spec.
 
     ``prior_us`` is the model's time of every row of ``table``, infinite where it cannot run;
-    without a model it is None.
+    without a model it is None. ``default`` is tried first, where there is one.
     """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def table(self) -> ConfigTable: ...
+    @property
+    def default(self) -> Mapping[str, int] | None: ...
+    @property
+    def prior_us(self) -> NDArray[np.float64] | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A kernel spec that takes part in a search, with its :class:`Choices`."""
 
     spec: KernelSpec
     table: ConfigTable
     default: Config
+    prior_us: NDArray[np.float64] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True, eq=False)
+class NamedSpace:
+    """:class:`Choices` of something that is no kernel spec."""
+
+    name: str
+    table: ConfigTable
+    default: Mapping[str, int] | None = None
     prior_us: NDArray[np.float64] | None = None
 
 
@@ -37,10 +64,17 @@ class Place(NamedTuple):
 class Unseen:
     """The configurations that have not been proposed yet."""
 
-    def __init__(self, contenders: Sequence[Contender]) -> None:
+    def __init__(self, contenders: Sequence[Choices]) -> None:
         self._contenders = contenders
         self._seen = [np.zeros(len(contender.table), dtype=bool) for contender in contenders]
         self._left = [len(contender.table) for contender in contenders]
+
+    def only(self, allowed: Sequence[NDArray[np.bool_]]) -> Unseen:
+        """Those of them that are in ``allowed``, a mask of the rows of each contender."""
+        part = Unseen(self._contenders)
+        part._seen = [seen | ~mask for seen, mask in zip(self._seen, allowed, strict=True)]
+        part._left = [int(np.count_nonzero(~seen)) for seen in part._seen]
+        return part
 
     def __len__(self) -> int:
         return sum(self._left)
@@ -58,9 +92,15 @@ class Unseen:
         self._seen[place.contender][place.row] = True
         self._left[place.contender] -= 1
 
+    def first(self) -> Place:
+        """The first of them in the order of the contenders and their tables."""
+        return self._nth(0)
+
     def random(self, rng: np.random.Generator) -> Place:
         """Any of them with equal chances."""
-        nth = int(rng.integers(len(self)))
+        return self._nth(int(rng.integers(len(self))))
+
+    def _nth(self, nth: int) -> Place:
         for contender, left in enumerate(self._left):
             if nth < left:
                 return Place(contender, int(np.flatnonzero(~self._seen[contender])[nth]))

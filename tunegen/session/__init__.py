@@ -11,6 +11,7 @@ from tunegen.session.listing import SpecListing, describe, overview
 from tunegen.session.records import check, find, legality, staleness
 from tunegen.session.resolve import Request, request
 from tunegen.session.restamping import Restamping, restamp
+from tunegen.session.searching import SearchBench, SearchScore, bench_search
 from tunegen.session.shapes import Shape, name_shapes, read_shapes
 from tunegen.session.shipping import export
 from tunegen.session.studies import find_study, list_studies, open_study
@@ -26,10 +27,13 @@ __all__ = [
     "KnownPoint",
     "Request",
     "Restamping",
+    "SearchBench",
+    "SearchScore",
     "Shape",
     "SpecListing",
     "TuneResult",
     "bench",
+    "bench_search",
     "build",
     "cache_report",
     "calibrate",

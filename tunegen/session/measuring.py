@@ -115,7 +115,7 @@ def measure(
             on_note(warning)
         past = study.trials()
         standing = None
-        if len(past) >= budget.trials and not how.fresh:
+        if _is_spent(budget, past, sampler, contenders, seed) and not how.fresh:
             standing = _standing(database, wanted, past)
         begun_from: tuple[KnownPoint, ...] = ()
         if warm and standing is None:
@@ -169,6 +169,23 @@ def measure(
             standing=standing,
             shared=_shared(gpu, opened, run, how),
         )
+
+
+def _is_spent(
+    budget: tuner.Budget,
+    past: Sequence[Trial],
+    sampler: str,
+    contenders: Sequence[search.Contender],
+    seed: int,
+) -> bool:
+    """Whether a search that knows the past would try nothing more."""
+    if len(past) >= budget.trials:
+        return True
+    if budget.least_gain is None or not past:
+        return False
+    asked = search.make_search(sampler, contenders, seed)
+    asked.tell_past(past)
+    return budget.is_enough(asked.expected_gain())
 
 
 def _check(wanted: Request, gpu: GpuInfo, opened: Opened, how: Measuring) -> None:

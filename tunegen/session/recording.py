@@ -141,6 +141,7 @@ class Choices:
     sampler: str
     policy: str = "auto"
     finals_seconds: float | None = None
+    least_gain: float | None = None
     deterministic: bool = False
     shared: bool = False
     device: int | None = None
@@ -159,6 +160,8 @@ def reproduce(wanted: Request, choices: Choices, *, measured: bool) -> str:
     words += ["--trials", str(choices.trials), "--seed", str(choices.seed)]
     if choices.seconds is not None:
         words += ["--seconds", f"{choices.seconds:g}"]
+    if choices.least_gain is not None:
+        words += ["--least-gain", f"{choices.least_gain:g}"]
     if measured or choices.evaluator != "auto":
         words += ["--evaluator", "gpu" if measured else choices.evaluator]
     if choices.sampler != search.DEFAULT_SAMPLER:

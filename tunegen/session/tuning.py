@@ -64,6 +64,7 @@ def tune(
     spec: str | None = None,
     trials: int | None = None,
     seconds: float | None = None,
+    least_gain: float | None = None,
     seed: int = 0,
     evaluator: str = "auto",
     sampler: str = search.DEFAULT_SAMPLER,
@@ -88,7 +89,9 @@ def tune(
     ``evaluator`` is "gpu", "model", or "auto": the GPU where there is one of that kind, else the
     performance model, whose times are predicted and marked so. ``trials`` and ``seconds`` bound
     the search, the first one reached ends it; without ``trials`` a GPU makes 100 and the model
-    60. The record goes to the folder ``db``, or to the user's data directory.
+    60. ``least_gain`` ends it too, where all configurations that are left together can be expected
+    to save less than that share of the best time. The record goes to the folder ``db``, or to the
+    user's data directory.
 
     Right after the defaults comes what a GPU measured to be fast elsewhere: winners in the
     database of other problems of the operation and of other device classes, and on a GPU the
@@ -106,7 +109,7 @@ def tune(
     :class:`NoValidConfig` where constraints leave nothing, :class:`DeviceError` where a GPU was
     asked for and there is none, or it cannot be used.
     """
-    budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds)
+    budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds, least_gain)
     how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage)
     search.check_choice(sampler, seed)
     ask = functools.partial(
@@ -117,7 +120,8 @@ def tune(
     if trials is None and gpu is None:
         budget = dataclasses.replace(budget, trials=tuner.PREDICTED_TRIALS)
     choices = Choices(
-        spec=spec, trials=budget.trials, seconds=seconds, seed=seed, evaluator=evaluator,
+        spec=spec, trials=budget.trials, seconds=seconds, least_gain=least_gain, seed=seed,
+        evaluator=evaluator,
         sampler=sampler, policy=policy, deterministic=deterministic, shared=shared, device=device,
         finals_seconds=None if finals_seconds == FINALS_SECONDS else finals_seconds,
         warm=warm,
@@ -250,9 +254,12 @@ class _Job:
             if run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
                 path = self.database.put(record)
         else:
+            more = f"--trials {2 * len(run.trials)}"
+            if run.expected_gain is not None:
+                more = f"--least-gain {run.expected_gain / 2:.1g}"
             self.on_note(
                 f"nothing to do: the {len(run.trials)} trials are made and their finals played; "
-                f"--trials {2 * len(run.trials)} goes on, --fresh begins anew"
+                f"{more} goes on, --fresh begins anew"
             )
         ceilings = calibration.find(wanted.device)
         return TuneResult(

@@ -3,7 +3,7 @@
 
 from tunegen.tuner.budget import DEFAULT_TRIALS, PREDICTED_TRIALS, Budget
 from tunegen.tuner.log import Progress, StopReason, TuneRun
-from tunegen.tuner.loop import LOOK_AHEAD, tune
+from tunegen.tuner.loop import LOOK_AHEAD, cores, tune
 
 __all__ = [
     "DEFAULT_TRIALS",
@@ -13,5 +13,6 @@ __all__ = [
     "Progress",
     "StopReason",
     "TuneRun",
+    "cores",
     "tune",
 ]

@@ -18,7 +18,7 @@ from tunegen.tuner.building import Built
 if TYPE_CHECKING:  # at run time this would load Optuna
     from tunegen.search import Contender
 
-StopReason = Literal["budget", "time", "exhausted", "interrupted"]
+StopReason = Literal["budget", "time", "exhausted", "no progress expected", "interrupted"]
 
 # "Within 2 % of the winner" is where a search could have stopped.
 _NEAR = 1.02
@@ -48,6 +48,8 @@ class TuneRun:
     were those of an earlier one. ``compile_seconds`` adds up over threads; for ``wait_seconds``
     the evaluator had nothing to do because nothing was compiled yet. After ``near_best_seconds``
     the search had a configuration within 2 % of the winner, by the search's times.
+    ``expected_gain`` is the share of the best time that all configurations left together were
+    expected to save, where that ended the search.
     """
 
     trials: tuple[Trial, ...]
@@ -64,6 +66,7 @@ class TuneRun:
     past: int = 0
     near_best_seconds: float | None = None
     contest: Contest | None = None
+    expected_gain: float | None = None
 
 
 class Log:
@@ -86,6 +89,7 @@ class Log:
         for trial in past:
             self._add(trial, 0.0)
         self._past = len(past)
+        self.expected_gain: float | None = None  # what ended the search, if that did
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -184,6 +188,7 @@ class Log:
             past=self._past,
             near_best_seconds=self._near_best(best),
             contest=contest,
+            expected_gain=self.expected_gain,
         )
 
     def _near_best(self, best: Trial | None) -> float | None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tunegen.model import (
     Candidate,
@@ -33,7 +33,17 @@ from tunegen.tuner.building import Builder, Built
 from tunegen.tuner.log import Log, Progress, StopReason, TuneRun, steady_us
 
 if TYPE_CHECKING:  # at run time this would load Optuna
-    from tunegen.search import Contender, Proposal, Search
+    from tunegen.search import Contender, Proposal
+
+
+class Chooser(Protocol):
+    """Which configuration next: :class:`tunegen.search.Search`, or what stands before one."""
+
+    def tell_past(self, trials: Sequence[Trial]) -> None: ...
+    def expected_gain(self) -> float | None: ...
+    def ask(self) -> Proposal | None: ...
+    def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
+
 
 # Proposals under way at once. More of them keep more cores compiling, but each is chosen without
 # the outcomes of the others.
@@ -47,9 +57,10 @@ def tune(
     evaluator: Evaluator,
     compiler: Compiler,
     device: DeviceClass,
-    search: Search,
+    search: Chooser,
     budget: Budget,
     threads: int | None = None,
+    look_ahead: int = LOOK_AHEAD,
     past: Sequence[Trial] = (),
     keep: Callable[[Trial, tuple[CompiledKernel, ...]], None] | None = None,
     finals: Callable[[Iterable[Finalist]], Contest] | None = None,
@@ -59,7 +70,8 @@ def tune(
 
     ``search`` chooses among them; ``contenders[0]`` has the operation's default. ``compiler`` is
     used where the evaluator needs kernels, in as many ``threads`` as this process has cores unless
-    said otherwise. ``on_event`` is called after every trial, and ``keep`` before it.
+    said otherwise. ``look_ahead`` proposals are under way at once. ``on_event`` is called after
+    every trial, and ``keep`` before it.
 
     ``past`` are trials of earlier runs: they count, and are not made again.
 
@@ -81,7 +93,7 @@ def tune(
     contest: Contest | None = None
     try:
         stop_reason = _search(
-            search, build, judge, log, budget, threads or cores(), keep, on_event
+            search, build, judge, log, budget, threads or cores(), look_ahead, keep, on_event
         )
         if finals is not None and log.progress().best_us is not None:
             contest = finals(_finalists(log, contenders, build))
@@ -96,12 +108,13 @@ def cores() -> int:
 
 
 def _search(
-    search: Search,
+    search: Chooser,
     build: Builder,
     judge: _Judge,
     log: Log,
     budget: Budget,
     threads: int,
+    look_ahead: int,
     keep: Callable[[Trial, tuple[CompiledKernel, ...]], None] | None,
     on_event: Callable[[Trial, Progress], None] | None,
 ) -> StopReason:
@@ -112,7 +125,13 @@ def _search(
     stop_reason: StopReason = "budget"
     try:
         while True:
-            while asked < budget.trials and len(under_way) < LOOK_AHEAD:
+            enough = False
+            while asked < budget.trials and len(under_way) < look_ahead:
+                # Asked for only where it may end the search: it costs as much as a proposal.
+                gain = None if budget.least_gain is None else search.expected_gain()
+                if enough := budget.is_enough(gain):
+                    log.expected_gain = gain
+                    break
                 proposal = search.ask()
                 if proposal is None:
                     stop_reason = "exhausted"
@@ -121,7 +140,7 @@ def _search(
                 task = pool.submit(build, proposal.contender.spec, proposal.config)
                 under_way.append((proposal, task))
             if not under_way:
-                return stop_reason
+                return "no progress expected" if enough else stop_reason
             proposal, future = under_way.popleft()
             built = log.wait_for(future)
             if built is None:
