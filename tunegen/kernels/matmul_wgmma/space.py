@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -253,10 +252,8 @@ def _config(
         stages = min(8, fitting, max(3, depth))
         if stages < min(4, max(3, depth)):
             continue
-        for raster, early in itertools.product((8, 4, 1), (2, 1)):
-            config = Config(
-                {**one, "STAGES": stages, "RASTER_GROUP": raster, "PROGRAMMATIC_LAUNCH": early}
-            )
+        for raster in (8, 4, 1):
+            config = Config({**one, "STAGES": stages, "RASTER_GROUP": raster})
             if not whole.violated(config):
                 return config
     return None
