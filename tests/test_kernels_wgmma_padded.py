@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""matmul wgmma_padded: the copies of operands whose rows the copy engine cannot read."""
+"""matmul wgmma_padded: the copies of operands whose rows do not lie in whole lines."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
 SPEC = KernelSpec(
     name="wgmma_padded",
     operation=matmul.OPERATION,
-    summary="wgmma on copies of operands whose rows the copy engine cannot read",
+    summary="wgmma on copies of operands whose rows do not lie in whole lines",
     space=space,
     default=default,
     kernels=kernels,
