@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""matmul wgmma_padded: the copies of operands whose rows the copy engine cannot read."""
+"""matmul wgmma_padded: the copies of operands whose rows do not lie in whole lines."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from emulator.memory import Region
 
 from tunegen import kernels, perfmodel
 from tunegen.kernels import matmul_wgmma_padded
+from tunegen.model import SM_COUNT
 
 MATMUL = kernels.operation("matmul")
 H200 = next(chip for chip in perfmodel.CHIPS if chip.name == "NVIDIA H200")
@@ -84,3 +85,15 @@ def test_a_grid_covers_every_vector():
         each = matmul_wgmma_padded.PAD_THREADS * matmul_wgmma_padded.PAD_UNROLL
         blocks = matmul_wgmma_padded.copy_blocks(rows, columns)
         assert (blocks - 1) * each < vectors <= blocks * each
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("size", ["3x0x300x77", "3x200x0x77", "0x200x300x77"])
+def test_nothing_is_copied_for_an_output_without_elements(size, layout):
+    problem = MATMUL.problem("3x200x300x77", dtype="bf16", layout=layout)
+    plan = SPEC.symbolic_plan(SPEC.default(problem, H200), problem)
+    copied = [launch.kernel for launch in plan.bind({**problem.names, SM_COUNT: 132}).launches]
+    assert copied.count(matmul_wgmma_padded.PAD) == 2
+    empty = MATMUL.problem(size, dtype="bf16", layout=layout)
+    bound = plan.bind({**empty.names, SM_COUNT: 132})
+    assert (bound.launches, bound.workspace_bytes, bound.tensor_maps) == ((), 0, ())

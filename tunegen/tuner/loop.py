@@ -125,12 +125,11 @@ def _search(
     stop_reason: StopReason = "budget"
     try:
         while True:
-            enough = False
+            enough, gain = False, None
             while asked < budget.trials and len(under_way) < look_ahead:
                 # Asked for only where it may end the search: it costs as much as a proposal.
                 gain = None if budget.least_gain is None else search.expected_gain()
                 if enough := budget.is_enough(gain):
-                    log.expected_gain = gain
                     break
                 proposal = search.ask()
                 if proposal is None:
@@ -140,7 +139,10 @@ def _search(
                 task = pool.submit(build, proposal.contender.spec, proposal.config)
                 under_way.append((proposal, task))
             if not under_way:
-                return "no progress expected" if enough else stop_reason
+                if not enough:
+                    return stop_reason
+                log.expected_gain = gain
+                return "no progress expected"
             proposal, future = under_way.popleft()
             built = log.wait_for(future)
             if built is None:
