@@ -13,7 +13,8 @@ import pytest
 from emulator import build
 from emulator.memory import Region
 
-from tunegen import kernels, perfmodel
+from tunegen import codegen, kernels, perfmodel
+from tunegen.compiler import NvrtcCompiler
 from tunegen.kernels import matmul_wgmma_padded
 from tunegen.model import SM_COUNT
 
@@ -97,3 +98,13 @@ def test_nothing_is_copied_for_an_output_without_elements(size, layout):
     empty = MATMUL.problem(size, dtype="bf16", layout=layout)
     bound = plan.bind({**empty.names, SM_COUNT: 132})
     assert (bound.launches, bound.workspace_bytes, bound.tensor_maps) == ((), 0, ())
+
+
+@pytest.mark.nvrtc
+def test_a_default_with_all_of_an_epilogue_is_not_rejected():
+    special = {"beta": 1, "bias": 1, "activation": "gelu"}
+    for size in ("3000x5000x77", "3000x5001x77"):  # C stored by the copy engine, and by threads
+        problem = MATMUL.problem(size, dtype="bf16", layout="nt", **special)
+        for source in codegen.render(SPEC, SPEC.default(problem, H200), problem, H200.arch):
+            kernel = NvrtcCompiler().compile(source, SPEC.target(H200.arch))
+            assert not kernel.rejection
