@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from optuna.trial import TrialState
-
 from tunegen.errors import NoValidConfig
 from tunegen.model import Config, Outcome, Trial
 from tunegen.search.opening import FirstPoint, Origin
 from tunegen.search.sampler import ConfigSampler
 from tunegen.search.samplers import SAMPLERS, check_choice
-from tunegen.search.shadow import quiet_study
+from tunegen.search.shadow import quiet_study, tell
 from tunegen.search.strategies import Strategy
 from tunegen.search.unseen import Contender
 
@@ -106,12 +104,7 @@ class Search:
         if proposal.number not in self._under_way:
             raise ValueError(f"proposal {proposal.number} is not under way")
         self._under_way.remove(proposal.number)
-        trial = proposal.number - self._first_number
-        time = _time(outcome)
-        if time is None:
-            self._study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self._study.tell(trial, time)
+        tell(self._study, proposal.number - self._first_number, _time(outcome))
 
 
 def _time(outcome: Outcome) -> float | None:
