@@ -265,7 +265,7 @@ def test_all_loads_of_a_tile_are_in_flight_at_once(name, dtype, blocks_per_sm):
     """On a full tile no access has a predicate, every load comes before the first arithmetic, and
     little else is between them."""
     problem = problem_of(name, 2**28, dtype)
-    config = changed(name, problem, BLOCKS_PER_SM=blocks_per_sm)
+    config = changed(name, problem, BLOCKS_PER_SM=blocks_per_sm, UNUSED_SHARED_KIB=0)
     listing = disassemble(compiled(name, config, problem, "sm_90").cubin)
     code = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\d\s+)?(\S+)", listing, re.MULTILINE)
     # The full tile stands before the rest, whose accesses are guarded.

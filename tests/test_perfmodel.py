@@ -412,7 +412,10 @@ def test_a_persistent_grid_waits_for_its_slowest_multiprocessor():
 def test_writing_waits_for_nothing():
     """Of 2^28 elements, fill took 0.25 ms with whatever persistent grid; copy took up to 12 ms."""
     fill, copy = kernels.specs_of("fill")[0], kernels.specs_of("copy")[0]
-    few = {"THREADS": 128, "VECTOR_BYTES": 16, "UNROLL": 1, "BLOCKS_PER_SM": 1, "STORE_POLICY": 0}
+    few = {
+        "THREADS": 128, "VECTOR_BYTES": 16, "UNROLL": 1, "BLOCKS_PER_SM": 1, "STORE_POLICY": 0,
+        "UNUSED_SHARED_KIB": 0,
+    }  # fmt: skip
     times = []
     for spec, config in ((fill, few), (copy, {**few, "LOAD_POLICY": 1, "L2_PREFETCH_BYTES": 0})):
         problem = spec.operation.problem("2^28")

@@ -126,6 +126,26 @@ def test_a_renamed_variable_leaves_the_measurement_as_it_was(shop):
     assert shop.call("db", "restamp")[:2] == (0, "")
 
 
+NEW = '("UNROLL", (1, 2, 4), "loads in flight"),'
+
+
+def test_a_new_parameter_that_says_what_it_was_completes_the_config(shop):
+    old = shop.tune()
+    shop.edit(NEW, f'{NEW} ("EXTRA", (0, 1), "something new", 0),', SPEC)
+    shop.edit('"UNROLL": 4}', '"UNROLL": 4, "EXTRA": 0}', SPEC)
+    assert "parameters of simple have changed" in session.staleness(shop.record, (shop.spec,))
+    assert shop.restamp().restamped
+    assert shop.record.config == {**old.config, "EXTRA": 0}
+    assert shop.call("db", "check")[:2] == (0, "")
+
+
+def test_a_new_parameter_that_does_not_leaves_it_stale(shop):
+    shop.tune()
+    shop.edit(NEW, f'{NEW} ("EXTRA", (0, 1), "something new"),', SPEC)
+    reason, _ = shop.refused()
+    assert reason == "no value for parameter EXTRA"
+
+
 def test_other_names_in_the_cubin_are_the_same_code(shop):
     shop.edit('extern "C"', f'{HELPER}extern "C"')
     shop.edit("a * x[at]", "times(a, x[at])")

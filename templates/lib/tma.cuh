@@ -9,14 +9,32 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// What L2 does with lines that copies bring: as usual, or they are the first to leave it.
+enum LinePolicy { LINE_NORMAL = 0, LINE_EVICT_FIRST = 1 };
+
+__device__ __forceinline__ unsigned long long evict_first() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Brings the box at (x, y, z) to shared memory; `barrier` counts its bytes.
+template <int POLICY>
 __device__ __forceinline__ void load_box(
     unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(target),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-      : "memory");
+  if constexpr (POLICY == LINE_EVICT_FIRST) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(evict_first())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+  }
 }
 
 // Brings the box to L2 only.
@@ -28,14 +46,23 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y,
 
 // The load to the same place of every block of the cluster whose bit is set in `blocks`; each
 // counts it at its own barrier.
+template <int POLICY>
 __device__ __forceinline__ void load_box_multicast(
     unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z,
     unsigned short blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
-      : "memory");
+  if constexpr (POLICY == LINE_EVICT_FIRST) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6, %7;" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks), "l"(evict_first())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+        : "memory");
+  }
 }
 
 // Writes a box from shared memory, which has to stay until store_wait_read. The kernel's end waits

@@ -64,7 +64,7 @@ __device__ __forceinline__ Share share_of_b(int rank) {
 }
 
 // What this block brings of ROWS of an operand from `row` on, BLOCK_K steps of K at a time.
-template <int ROWS, bool ACROSS, int SHARERS>
+template <int ROWS, bool ACROSS, int SHARERS, int POLICY>
 struct Operand {
   enum : int {
     BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64,
@@ -81,9 +81,9 @@ struct Operand {
     for (int i = 0; i < BOXES; ++i) {
       const unsigned place = target + (i * HEIGHT + start()) * 128;
       if constexpr (SHARERS > 1) {
-        load_box_multicast(place, map, barrier, x(i, k), y(k), matrix, share.blocks);
+        load_box_multicast<POLICY>(place, map, barrier, x(i, k), y(k), matrix, share.blocks);
       } else {
-        load_box(place, map, barrier, x(i, k), y(k), matrix);
+        load_box<POLICY>(place, map, barrier, x(i, k), y(k), matrix);
       }
     }
   }
@@ -101,8 +101,9 @@ struct Operand {
 
 // Both operands of a tile.
 struct Operands {
-  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS> left;
-  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS> right;
+  enum : int { LEFT_IS = SWAP_OPERANDS ? 2 : 1 };  // as STREAMED_OPERAND counts
+  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS, STREAMED_OPERAND == LEFT_IS> left;
+  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS, STREAMED_OPERAND == 3 - LEFT_IS> right;
 
   __device__ __forceinline__
   Operands(const TensorMap& left_map, const TensorMap& right_map, const Tile& tile, int rank)

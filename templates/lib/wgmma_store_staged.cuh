@@ -84,8 +84,58 @@ __device__ __forceinline__ bool ends_in_whole_chunks(const Target& target, int c
   return target.n % 8 == 0 || col + STAGED_COLS <= target.n;
 }
 
-// Writes a staged portion whose first element of C is (row, col): by the copy engine, in one
-// thread, or side by side along the rows, ALIGN_C elements at a time.
+// Writes a staged portion whose first element of C is (row, col), side by side along the rows:
+// ALIGN_C elements a thread at a time, which are 16 bytes at least.
+__device__ __forceinline__ void store_aligned_rows(
+    const Target& target, const Staging& staging, int row, int col) {
+  constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
+  constexpr int PER_ROW = STAGED_COLS / WIDTH;
+#pragma unroll 4
+  for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
+    const int down = i / PER_ROW;
+    const int along = i % PER_ROW * WIDTH;
+    const int inside = row + down < target.m ? target.n - col - along : 0;
+    const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
+        staging.memory + staged_offset(down, along));
+    store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
+  }
+}
+
+// The same for rows that begin anywhere: 16 bytes of memory are cut out of the two times 16 bytes
+// that they lie in as staged, so that all but the ends of a row are stored whole.
+__device__ __forceinline__ void store_ragged_rows(
+    const Target& target, const Staging& staging, int row, int col) {
+  constexpr int CHUNKS = STAGED_COLS / 8;
+  const int columns = target.n - col < STAGED_COLS ? target.n - col : STAGED_COLS;
+#pragma unroll 4
+  for (int i = target.thread; i < STAGED_ROWS * (CHUNKS + 1); i += 128) {
+    const int down = i / (CHUNKS + 1);
+    if (row + down >= target.m) continue;
+    Output* const begin = target.c + (row + down) * target.ldc + col;
+    // Elements before the first 16 bytes that begin in the row: a chunk of their own.
+    const int before = static_cast<int>(0 - reinterpret_cast<unsigned long long>(begin) / 2 & 7);
+    const int chunk = i % (CHUNKS + 1) - 1;
+    const int first = chunk * 8 + before;
+    const auto staged = [&](int which) {
+      const int inside = which < 0 ? 0 : which < CHUNKS ? which : CHUNKS - 1;
+      return *reinterpret_cast<const Words*>(staging.memory + staged_offset(down, inside * 8));
+    };
+    union {
+      Words words;
+      Vector<Output, 8> vector;
+    } values{cut(staged(chunk), staged(chunk + 1), before * 2)};
+    if (first >= 0 && first + 8 <= columns) {
+      store_vector(begin + first, values.vector);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (first + e >= 0 && first + e < columns) begin[first + e] = values.vector.values[e];
+      }
+    }
+  }
+}
+
+// By the copy engine, in one thread, or by all.
 __device__ __forceinline__ void store_portion(
     const Target& target, const Staging& staging, int row, int col) {
   if (TMA_STORE && ends_in_whole_chunks(target, col)) {
@@ -98,16 +148,10 @@ __device__ __forceinline__ void store_portion(
     store_commit();
     return;
   }
-  constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
-  constexpr int PER_ROW = STAGED_COLS / WIDTH;
-#pragma unroll 4
-  for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
-    const int down = i / PER_ROW;
-    const int along = i % PER_ROW * WIDTH;
-    const int inside = row + down < target.m ? target.n - col - along : 0;
-    const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
-        staging.memory + staged_offset(down, along));
-    store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
+  if constexpr (ALIGN_C % 8 == 0) {
+    store_aligned_rows(target, staging, row, col);
+  } else {
+    store_ragged_rows(target, staging, row, col);
   }
 }
 

@@ -1,7 +1,7 @@
 // tunegen_add_vector: z = x + y, spec vector, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
-// Config: THREADS=128 VECTOR_BYTES=16 UNROLL=1 BLOCKS_PER_SM=0 STORE_POLICY=0 LOAD_POLICY=0 L2_PREFETCH_BYTES=0
-// Regenerate: tunegen inspect add --arch sm_90 --spec vector --problem 16777216 --dtype fp32 --param THREADS=128 --param VECTOR_BYTES=16 --param UNROLL=1 --param BLOCKS_PER_SM=0 --param STORE_POLICY=0 --param LOAD_POLICY=0 --param L2_PREFETCH_BYTES=0 --emit cuda
+// Config: THREADS=128 VECTOR_BYTES=16 UNROLL=1 BLOCKS_PER_SM=0 STORE_POLICY=0 UNUSED_SHARED_KIB=0 LOAD_POLICY=0 L2_PREFETCH_BYTES=0
+// Regenerate: tunegen inspect add --arch sm_90 --spec vector --problem 16777216 --dtype fp32 --param THREADS=128 --param VECTOR_BYTES=16 --param UNROLL=1 --param BLOCKS_PER_SM=0 --param STORE_POLICY=0 --param UNUSED_SHARED_KIB=0 --param LOAD_POLICY=0 --param L2_PREFETCH_BYTES=0 --emit cuda
 
 // z = x + y over n elements.
 
@@ -72,6 +72,7 @@ enum : int {
   UNROLL = 1,
   BLOCKS_PER_SM = 0,
   STORE_POLICY = 0,
+  UNUSED_SHARED_KIB = 0,
   LOAD_POLICY = 0,
   L2_PREFETCH_BYTES = 0,
 };

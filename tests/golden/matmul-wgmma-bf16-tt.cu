@@ -1,7 +1,7 @@
 // tunegen_matmul_wgmma: C = act(alpha * A B + beta * C + bias), spec wgmma, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
-// Config: SWAP_OPERANDS=0 BLOCK_M=128 BLOCK_N=256 CONSUMERS=2 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=4 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=8 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=40 L2_PROMOTION=256 PROGRAMMATIC_LAUNCH=1
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma --problem 4096x4096x4096 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=128 --param BLOCK_N=256 --param CONSUMERS=2 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=4 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=8 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=40 --param L2_PROMOTION=256 --param PROGRAMMATIC_LAUNCH=1 --emit cuda
+// Config: SWAP_OPERANDS=0 BLOCK_M=128 BLOCK_N=256 CONSUMERS=2 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=4 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=8 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=40 L2_PROMOTION=256 PROGRAMMATIC_LAUNCH=1 STREAMED_OPERAND=0
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma --problem 4096x4096x4096 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=128 --param BLOCK_N=256 --param CONSUMERS=2 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=4 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=8 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=40 --param L2_PROMOTION=256 --param PROGRAMMATIC_LAUNCH=1 --param STREAMED_OPERAND=0 --emit cuda
 
 // C = act(alpha * A B + beta * C + bias) on Hopper's tensor cores.
 //
@@ -100,6 +100,7 @@ enum : int {
   PRODUCER_REGISTERS = 40,
   L2_PROMOTION = 256,
   PROGRAMMATIC_LAUNCH = 1,
+  STREAMED_OPERAND = 0,
   IS_FP16 = 0,
   MMA_N = 256,
   LEFT_ACROSS = 1,
@@ -296,14 +297,32 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// What L2 does with lines that copies bring: as usual, or they are the first to leave it.
+enum LinePolicy { LINE_NORMAL = 0, LINE_EVICT_FIRST = 1 };
+
+__device__ __forceinline__ unsigned long long evict_first() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Brings the box at (x, y, z) to shared memory; `barrier` counts its bytes.
+template <int POLICY>
 __device__ __forceinline__ void load_box(
     unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(target),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-      : "memory");
+  if constexpr (POLICY == LINE_EVICT_FIRST) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(evict_first())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+  }
 }
 
 // Brings the box to L2 only.
@@ -315,14 +334,23 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y,
 
 // The load to the same place of every block of the cluster whose bit is set in `blocks`; each
 // counts it at its own barrier.
+template <int POLICY>
 __device__ __forceinline__ void load_box_multicast(
     unsigned target, const TensorMap& map, unsigned barrier, int x, int y, int z,
     unsigned short blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
-      : "memory");
+  if constexpr (POLICY == LINE_EVICT_FIRST) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6, %7;" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks), "l"(evict_first())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+        : "memory");
+  }
 }
 
 // Writes a box from shared memory, which has to stay until store_wait_read. The kernel's end waits
@@ -564,7 +592,7 @@ __device__ __forceinline__ Share share_of_b(int rank) {
 }
 
 // What this block brings of ROWS of an operand from `row` on, BLOCK_K steps of K at a time.
-template <int ROWS, bool ACROSS, int SHARERS>
+template <int ROWS, bool ACROSS, int SHARERS, int POLICY>
 struct Operand {
   enum : int {
     BOXES = ACROSS ? (ROWS + 63) / 64 : BLOCK_K / 64,
@@ -581,9 +609,9 @@ struct Operand {
     for (int i = 0; i < BOXES; ++i) {
       const unsigned place = target + (i * HEIGHT + start()) * 128;
       if constexpr (SHARERS > 1) {
-        load_box_multicast(place, map, barrier, x(i, k), y(k), matrix, share.blocks);
+        load_box_multicast<POLICY>(place, map, barrier, x(i, k), y(k), matrix, share.blocks);
       } else {
-        load_box(place, map, barrier, x(i, k), y(k), matrix);
+        load_box<POLICY>(place, map, barrier, x(i, k), y(k), matrix);
       }
     }
   }
@@ -601,8 +629,9 @@ struct Operand {
 
 // Both operands of a tile.
 struct Operands {
-  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS> left;
-  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS> right;
+  enum : int { LEFT_IS = SWAP_OPERANDS ? 2 : 1 };  // as STREAMED_OPERAND counts
+  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS, STREAMED_OPERAND == LEFT_IS> left;
+  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS, STREAMED_OPERAND == 3 - LEFT_IS> right;
 
   __device__ __forceinline__
   Operands(const TensorMap& left_map, const TensorMap& right_map, const Tile& tile, int rank)
@@ -887,6 +916,20 @@ struct Staging {
   const TensorMap* map;
 };
 
+// Sixteen bytes that lie across two whole ones.
+using Words = Vector<unsigned long long, 2>;
+
+// The 16 bytes from byte `skipped` of `low` on, which `high` follows.
+__device__ __forceinline__ Words cut(const Words& low, const Words& high, int skipped) {
+  const bool upper = skipped >= 8;
+  const unsigned long long first = upper ? low.values[1] : low.values[0];
+  const unsigned long long second = upper ? high.values[0] : low.values[1];
+  const unsigned long long third = upper ? high.values[1] : high.values[0];
+  const int shift = skipped % 8 * 8;  // bits
+  if (shift == 0) return {first, second};
+  return {first >> shift | second << (64 - shift), second >> shift | third << (64 - shift)};
+}
+
 // The way of a consumer's sums to C where elements have two bytes: through shared memory, a portion
 // at a time, and from there by the copy engine, or by threads where rows of C have no 16 bytes.
 enum : int {
@@ -972,8 +1015,58 @@ __device__ __forceinline__ bool ends_in_whole_chunks(const Target& target, int c
   return target.n % 8 == 0 || col + STAGED_COLS <= target.n;
 }
 
-// Writes a staged portion whose first element of C is (row, col): by the copy engine, in one
-// thread, or side by side along the rows, ALIGN_C elements at a time.
+// Writes a staged portion whose first element of C is (row, col), side by side along the rows:
+// ALIGN_C elements a thread at a time, which are 16 bytes at least.
+__device__ __forceinline__ void store_aligned_rows(
+    const Target& target, const Staging& staging, int row, int col) {
+  constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
+  constexpr int PER_ROW = STAGED_COLS / WIDTH;
+#pragma unroll 4
+  for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
+    const int down = i / PER_ROW;
+    const int along = i % PER_ROW * WIDTH;
+    const int inside = row + down < target.m ? target.n - col - along : 0;
+    const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
+        staging.memory + staged_offset(down, along));
+    store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
+  }
+}
+
+// The same for rows that begin anywhere: 16 bytes of memory are cut out of the two times 16 bytes
+// that they lie in as staged, so that all but the ends of a row are stored whole.
+__device__ __forceinline__ void store_ragged_rows(
+    const Target& target, const Staging& staging, int row, int col) {
+  constexpr int CHUNKS = STAGED_COLS / 8;
+  const int columns = target.n - col < STAGED_COLS ? target.n - col : STAGED_COLS;
+#pragma unroll 4
+  for (int i = target.thread; i < STAGED_ROWS * (CHUNKS + 1); i += 128) {
+    const int down = i / (CHUNKS + 1);
+    if (row + down >= target.m) continue;
+    Output* const begin = target.c + (row + down) * target.ldc + col;
+    // Elements before the first 16 bytes that begin in the row: a chunk of their own.
+    const int before = static_cast<int>(0 - reinterpret_cast<unsigned long long>(begin) / 2 & 7);
+    const int chunk = i % (CHUNKS + 1) - 1;
+    const int first = chunk * 8 + before;
+    const auto staged = [&](int which) {
+      const int inside = which < 0 ? 0 : which < CHUNKS ? which : CHUNKS - 1;
+      return *reinterpret_cast<const Words*>(staging.memory + staged_offset(down, inside * 8));
+    };
+    union {
+      Words words;
+      Vector<Output, 8> vector;
+    } values{cut(staged(chunk), staged(chunk + 1), before * 2)};
+    if (first >= 0 && first + 8 <= columns) {
+      store_vector(begin + first, values.vector);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (first + e >= 0 && first + e < columns) begin[first + e] = values.vector.values[e];
+      }
+    }
+  }
+}
+
+// By the copy engine, in one thread, or by all.
 __device__ __forceinline__ void store_portion(
     const Target& target, const Staging& staging, int row, int col) {
   if (TMA_STORE && ends_in_whole_chunks(target, col)) {
@@ -986,16 +1079,10 @@ __device__ __forceinline__ void store_portion(
     store_commit();
     return;
   }
-  constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
-  constexpr int PER_ROW = STAGED_COLS / WIDTH;
-#pragma unroll 4
-  for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
-    const int down = i / PER_ROW;
-    const int along = i % PER_ROW * WIDTH;
-    const int inside = row + down < target.m ? target.n - col - along : 0;
-    const auto values = *reinterpret_cast<const Vector<Output, WIDTH>*>(
-        staging.memory + staged_offset(down, along));
-    store_inside(target.c + (row + down) * target.ldc + col + along, values, inside);
+  if constexpr (ALIGN_C % 8 == 0) {
+    store_aligned_rows(target, staging, row, col);
+  } else {
+    store_ragged_rows(target, staging, row, col);
   }
 }
 

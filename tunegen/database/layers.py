@@ -131,7 +131,7 @@ class Database:
         return path
 
     def amend(self, old: TuningRecord, new: TuningRecord) -> bool:
-        """Put ``new`` in the place of ``old``, of the same identity, in the user's layer.
+        """Put ``new`` in the place of ``old``, of the same problem, in the user's layer.
 
         False where ``old`` does not stand there as it is, since another process has written.
         Raises as :meth:`put` does.
@@ -140,8 +140,9 @@ class Database:
         path = self._path(new)
         with files.exclusive(path):
             stored = self._stored(path)
-            if stored.get(new.identity) != old:
+            if stored.get(old.identity) != old:
                 return False
+            del stored[old.identity]
             stored[new.identity] = new
             files.replace(path, form.encode(stored.values()))
         return True

@@ -44,6 +44,9 @@ MAX_TILES = 2**31 - 1
 # Vectors of each operand that a thread may have in flight.
 UNROLLS = (1, 2, 4, 8)
 
+# Shared memory that a block may hold unused.
+UNUSED_SHARED_KIB = (0, 8, 16, 32, 64)
+
 # Registers for addresses, bounds and conversions besides the vectors themselves.
 OTHER_REGISTERS = 32
 
@@ -159,7 +162,10 @@ def plan(kernel: str, operation: Operation, c: Config, p: Problem, s: Sizes) -> 
     blocks = ceil_div(s.N, tile(c, p))
     if c.BLOCKS_PER_SM:
         blocks = minimum(blocks, s.SM_COUNT * c.BLOCKS_PER_SM)
-    launch = Launch(kernel, (formula(blocks), 1, 1), (c.THREADS, 1, 1), arguments(operation, p, s))
+    launch = Launch(
+        kernel, (formula(blocks), 1, 1), (c.THREADS, 1, 1), arguments(operation, p, s),
+        shared_bytes=c.UNUSED_SHARED_KIB * 1024,
+    )  # fmt: skip
     return LaunchPlan((launch,))
 
 
@@ -190,7 +196,7 @@ def limits(c: Config, p: Problem) -> tuple[Limit, ...]:
 
 
 def refuses(p: Problem) -> str:
-    (limit,) = limits(default(p, loads=0), p)
+    (limit,) = limits(_config(_unroll(p, 0), 0), p)
     return "" if limit.holds(p.names) else f"N={p.N}: kernels count the tiles in 31 bits"
 
 
@@ -217,7 +223,7 @@ def work(
         threads=c.THREADS,
         # As ptxas 13.0 counted them on sm_80 and sm_90: half as many again for widened elements.
         registers=vectors + (conversions > 0) * (vectors // 2) + 20,
-        shared_bytes=0,
+        shared_bytes=c.UNUSED_SHARED_KIB * 1024,
         fma=c.THREADS * elements * fma,
         # Some 50 per block find the tile and the alignment, some 8 per tile step the addresses.
         instructions=accesses
@@ -240,13 +246,15 @@ def work(
 
 
 def space(p: Problem, d: DeviceClass, *, loads: int) -> Space:
-    rows = [
+    rows: list[Any] = [
         ("THREADS", (64, 128, 256, 512, 1024), "threads per block"),
         ("VECTOR_BYTES", (2, 4, 8, 16, 32), "bytes that one load or store moves"),
         ("UNROLL", UNROLLS, "vectors of each operand that a thread has in flight"),
         ("BLOCKS_PER_SM", (0, 1, 2, 4, 8, 16),
          "persistent blocks on each multiprocessor, or 0: one block per tile"),
         ("STORE_POLICY", (0, 1, 2), "0 st, 1 st.cs (first to be evicted), 2 st.wt"),
+        ("UNUSED_SHARED_KIB", UNUSED_SHARED_KIB,
+         "KiB of shared memory that a block takes for nothing, so that fewer run at once", 0),
     ]  # fmt: skip
     if loads:
         rows += [
@@ -284,6 +292,11 @@ def _conditional(p: Problem, d: DeviceClass, loads: int) -> tuple[Constraint, ..
             structural=False,
         ),
         *persistent_grid(d, lambda c: ceil_div(p.N, tile(c, p))),
+        Constraint(
+            "unused shared memory leaves a multiprocessor less than all threads, and half of them",
+            lambda c: _leaves_fewer_threads(c, d),
+            structural=False,
+        ),
     ]
     if loads:
         constraints += [
@@ -306,6 +319,20 @@ def _conditional(p: Problem, d: DeviceClass, loads: int) -> tuple[Constraint, ..
     return tuple(constraints)
 
 
+def _blocks_left(c: Point, d: DeviceClass) -> Any:
+    """Blocks that a multiprocessor has room for beside their unused shared memory."""
+    taken = c.UNUSED_SHARED_KIB * 1024 + d.shared_bytes_reserved
+    return d.shared_bytes_per_sm // maximum(1, taken)
+
+
+def _leaves_fewer_threads(c: Point, d: DeviceClass) -> Any:
+    left = _blocks_left(c, d)
+    most = minimum(d.blocks_per_sm, d.threads_per_sm // c.THREADS)
+    fewer = (left < most) & (2 * left * c.THREADS >= d.threads_per_sm)
+    fits = d.shared_bytes_per_block >= c.UNUSED_SHARED_KIB * 1024
+    return (c.UNUSED_SHARED_KIB == 0) | ((c.BLOCKS_PER_SM == 0) & fewer & fits)
+
+
 def persistent_grid(d: DeviceClass, tiles: Callable[[Point], Any]) -> tuple[Constraint, ...]:
     """What ``BLOCKS_PER_SM`` blocks of ``THREADS`` demand that take so many ``tiles`` in turn."""
     return (
@@ -325,21 +352,32 @@ def persistent_grid(d: DeviceClass, tiles: Callable[[Point], Any]) -> tuple[Cons
     )
 
 
-def default(p: Problem, *, loads: int) -> Config:
+def default(p: Problem, d: DeviceClass, *, loads: int) -> Config:
     """Full vectors, and a block per tile. A thread has one of each operand, as many more as keep
     the tiles countable: on an H200 blocks that take 1 or 2 KiB of an operand copied and added 2^24
     and 2^28 elements 10 % faster than blocks that take 16 KiB, and within 2 % of the fastest
-    configuration."""
-    for unroll in UNROLLS:
-        config = _default(unroll, loads)
-        if MAX_TILES * tile(config, p) >= p.N:
-            break
-    return config
+    configuration.
+
+    Two loads from memory leave no copies in L1, by fewer threads than there could be: 2^28 bf16
+    elements of axpy took 0.6 % less time so there, and either by itself gained nothing.
+    """
+    config = _config(_unroll(p, loads), loads)
+    calm = Config({**config, "LOAD_POLICY": 2, "UNUSED_SHARED_KIB": 16}) if loads > 1 else config
+    beyond_l2 = (loads + 1) * p.N * p.element_bytes > 4 * d.l2_bytes
+    # On an H200 they are 13 of 16 blocks.
+    many = 4 * _blocks_left(calm, d) * calm.THREADS >= 3 * d.threads_per_sm
+    legal = not space(p, d, loads=loads).violated(calm)
+    return calm if beyond_l2 and many and legal else config
 
 
-def _default(unroll: int, loads: int) -> Config:
+def _unroll(p: Problem, loads: int) -> int:
+    few = (unroll for unroll in UNROLLS if MAX_TILES * tile(_config(unroll, loads), p) >= p.N)
+    return next(few, UNROLLS[-1])
+
+
+def _config(unroll: int, loads: int) -> Config:
     values = {"THREADS": 128, "VECTOR_BYTES": 16, "UNROLL": unroll, "BLOCKS_PER_SM": 0}
-    policies = {"STORE_POLICY": 0}
+    policies = {"STORE_POLICY": 0, "UNUSED_SHARED_KIB": 0}
     if loads:
         policies |= {"LOAD_POLICY": 0, "L2_PREFETCH_BYTES": 0}
     return Config(values | policies)

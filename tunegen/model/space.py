@@ -72,11 +72,16 @@ class Config(Mapping[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter with its legal values, ascending, and one line on what it does."""
+    """A parameter with its legal values, ascending, and one line on what it does.
+
+    ``before`` is the value that configurations had before there was this parameter, or None where
+    they would have been other ones: with it, what was recorded then can be completed.
+    """
 
     name: str
     values: tuple[int, ...]
     meaning: str
+    before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,12 @@ class Space:
         content = [[p.name, list(p.values)] for p in self.parameters]
         reasons = sorted(constraint.reason for constraint in self.constraints)
         return hashlib.sha256(json.dumps([content, reasons]).encode()).hexdigest()
+
+    def completed(self, values: Mapping[str, int]) -> dict[str, int]:
+        """``values`` with those of parameters that came later, as far as it is known what they
+        were before; see :attr:`Parameter.before`."""
+        later = {p.name: p.before for p in self.parameters if p.before is not None}
+        return {**later, **values}
 
     def config(self, values: Mapping[str, int]) -> Config:
         """``values`` as a configuration in the order of the space.
@@ -347,6 +358,8 @@ class ConfigTable(Sequence[Config]):
         )
 
 
-def parameters(rows: Iterable[tuple[str, Iterable[int], str]]) -> tuple[Parameter, ...]:
-    """Parameters from rows of (name, values, meaning)."""
-    return tuple(Parameter(name, tuple(values), meaning) for name, values, meaning in rows)
+def parameters(
+    rows: Iterable[tuple[str, Iterable[int], str] | tuple[str, Iterable[int], str, int]],
+) -> tuple[Parameter, ...]:
+    """Parameters from rows of (name, values, meaning), or (name, values, meaning, before)."""
+    return tuple(Parameter(name, tuple(values), *rest) for name, values, *rest in rows)

@@ -45,7 +45,8 @@ def restamp(
     """Compile the kernels of every stale record of ``db``, and put the new source digests into
     those whose code is as it was; yields each one when it is done with, and is on disk.
 
-    Only source digests change. Code counts as the same where ``code_sha256`` of every image is:
+    Source digests change, and a configuration is completed by parameters that came later and say
+    what they were before. Code counts as the same where ``code_sha256`` of every image is:
     machine code, constants, and memory that is laid out in advance. Its cubin may be another one,
     since the names of functions stand in it too; ``cubin_sha256`` stays that of the cubin that
     ran. Where no ``code_sha256`` was recorded, the cubin must be the same. Registers, spilled
@@ -79,7 +80,8 @@ def _restamp(
     again = record.command
     if record.evidence == "predicted":
         return Restamping(record, False, "a prediction is made again, not re-stamped", again)
-    if objection := legality(record, specs):
+    completed = _completed(record, specs)
+    if objection := legality(completed, specs):
         return Restamping(record, False, objection, again)
     here = compiler.nvrtc_version()
     if record.nvrtc != here:
@@ -88,14 +90,14 @@ def _restamp(
         return Restamping(record, False, reason, pip)
     database.ensure_writable(record.arch, record.operation)
     try:
-        built = _build(record, specs, cache)
+        built = _build(completed, specs, cache)
     except (CompileError, PlanError) as error:
         return Restamping(record, False, error.message, again)
     today = images(built)
     if objection := _changed(record, built, today):
         return Restamping(record, False, objection, again)
     stamped = replace(
-        record,
+        completed,
         images=tuple(
             replace(image, source_digest=now.source_digest)
             for image, now in zip(record.images, today, strict=True)
@@ -106,6 +108,15 @@ def _restamp(
         return Restamping(record, False, reason, "tunegen db check")
     same = [image.cubin_sha256 for image in today] == [i.cubin_sha256 for i in record.images]
     return Restamping(stamped, True, "the very same cubin" if same else "the same code")
+
+
+def _completed(record: TuningRecord, specs: tuple[KernelSpec, ...]) -> TuningRecord:
+    """With the parameters that its spec has got since."""
+    for spec in specs:
+        if (spec.operation.name, spec.name) == (record.operation, record.spec):
+            space = spec.space(spec.operation.complete(record.problem), device_of(record))
+            return replace(record, config=space.completed(record.config))
+    return record
 
 
 def _build(

@@ -236,7 +236,7 @@ def _choose(
         contender = by_spec.get(point.spec)
         if contender is None or (each.study is not None and of_study[each.study] == _POINTS_EACH):
             continue
-        row = contender.table.row(point.config)
+        row = contender.table.row(contender.table.space.completed(point.config))
         if row is None or row == contender.table.row(contender.default):
             continue
         gaps = [_gap(contender, row, other) for other in taken[point.spec]]

@@ -70,6 +70,12 @@ def space(p: Problem, d: DeviceClass) -> Space:
                     "bytes that the copy engine fetches into L2 at least, 0: what it needs",
                 ),
                 tiled.FETCHING_LAUNCH,
+                (
+                    "STREAMED_OPERAND",
+                    (0, 1, 2),
+                    "the operand whose lines are the first to leave L2: 1 A, 2 B, 0 neither",
+                    0,
+                ),
             )
         ),
         (*structural_constraints(p), *shared_constraints(p), *problem_constraints(p, d)),
@@ -140,6 +146,14 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
 
     ragged = bool(p.lda % ATOM or p.ldb % ATOM)
 
+    def streamed(c: Point) -> Any:
+        along_m, along_n = groups(c, p)
+        return (
+            (c.STREAMED_OPERAND == 0)
+            | (c.STREAMED_OPERAND == 1) & (along_n <= 2)
+            | (c.STREAMED_OPERAND == 2) & (along_m <= 2)
+        )
+
     def spare(c: Point) -> Any:
         usual = np.where(cluster(c) <= 2, 4, 12)
         many = turns(c, p) * cluster(c) > d.sm_count - usual
@@ -180,6 +194,11 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
         Constraint(
             "multiprocessors are spared where all have tiles, 12 so that clusters of 4 and 8 fit",
             spare,
+            structural=False,
+        ),
+        Constraint(
+            "what is read by two clusters of tiles at most may leave L2 first",
+            streamed,
             structural=False,
         ),
         Constraint(
@@ -242,7 +261,13 @@ def _config(
         "RASTER_GROUP": 8, "RASTER_COLUMNS": 0, "SPARE_SMS": 0,
         "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
         "L2_PROMOTION": 128 if p.lda % ATOM or p.ldb % ATOM else 256, "PROGRAMMATIC_LAUNCH": 1,
+        "STREAMED_OPERAND": 0,
     }  # fmt: skip
+    along_m, along_n = groups(Config(values), p)
+    larger, readers = (2, along_m) if p.N > p.M else (1, along_n)
+    if readers <= 2 and 2 * p.B * max(p.M, p.N) * p.K > d.l2_bytes:
+        # It is read once or twice and does not stay, the smaller one is read again and again.
+        values["STREAMED_OPERAND"] = larger
     depth = int(k_blocks(Config(values), p))
     direct = bool(direct_store(Config(values), p))
     # An epilogue that reads both C and a bias spills where all sums are staged at once.
