@@ -3,11 +3,13 @@
 // Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=128 PROGRAMMATIC_LAUNCH=1 STREAMED_OPERAND=0
 // Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=128 --param PROGRAMMATIC_LAUNCH=1 --param STREAMED_OPERAND=0 --emit cuda
 
-// Copies a matrix whose rows begin anywhere to one whose rows begin at whole lines of 128 bytes.
+// Copies matrices whose rows begin anywhere to ones whose rows begin at whole lines of 128 bytes.
 //
 //   A thread copies vectors of eight elements, those of all rows numbered through, side by side.
-//   Where one begins inside 16 bytes of memory it is cut out of the two whole ones that it lies
-//   in: memory is read and written by 16 bytes a lane although rows are not aligned to them.
+//   Each is cut out of the one or two words of 16 bytes that it lies in, whatever else they hold:
+//   memory is read and written by 16 bytes a lane although rows are not aligned to them. Only
+//   where a word reaches beyond the first or last element of the whole matrix is it not read, and
+//   the vector copied element by element.
 
 // Element types under the names the tuner uses. No CUDA headers: 16-bit floats are storage only,
 // arithmetic is done in fp32.
@@ -90,7 +92,8 @@ enum : int {
   PROGRAMMATIC_LAUNCH = 1,
   STREAMED_OPERAND = 0,
   PAD_THREADS = 256,
-  PAD_UNROLL = 4,
+  PAD_UNROLL = 2,
+  PAD_MATRICES = 2,
 };
 
 // N elements that are loaded and stored in one access, so their address is a multiple of N.
@@ -133,6 +136,138 @@ __device__ __forceinline__ void store_inside(T* address, const Vector<T, N>& vec
   }
 }
 
+// Global loads and stores of 2 to 32 bytes with a cache policy. Every access is one instruction,
+// issued in the order of the source; its address is a multiple of its size.
+
+// The non-coherent loads are for data that nothing writes while the kernel runs.
+enum LoadPolicy {
+  LOAD_DEFAULT = 0,
+  LOAD_NONCOHERENT = 1,
+  LOAD_NONCOHERENT_NO_ALLOCATE = 2,  // leaves no copy in L1
+  LOAD_STREAMING = 3,                // first to be evicted
+  LOAD_NO_ALLOCATE = 4,
+};
+enum StorePolicy {
+  STORE_DEFAULT = 0,
+  STORE_STREAMING = 1,      // first to be evicted
+  STORE_WRITE_THROUGH = 2,  // to memory at once
+};
+
+// The load that resembles POLICY most among those that see the kernel's own writes.
+__device__ constexpr int coherent(int policy) {
+  return policy == LOAD_NONCOHERENT               ? LOAD_DEFAULT
+         : policy == LOAD_NONCOHERENT_NO_ALLOCATE ? LOAD_NO_ALLOCATE
+                                                  : policy;
+}
+
+// A vector as PTX sees it: 32-bit registers, or a 16-bit one.
+template <typename T, int N>
+union Registers {
+  Vector<T, N> vector;
+  unsigned words[(sizeof(T) * N + 3) / 4];
+  unsigned short half;
+};
+
+// The access with its predicate in one piece of PTX: as a branch it would not be batched with the
+// ones around it. Predicates known at compile time disappear. 32-byte accesses need sm_100.
+#define IF_INSIDE(OPERAND, ACCESS) \
+  "{.reg .pred inside; setp.ne.s32 inside, " OPERAND ", 0; @inside " ACCESS ";}"
+
+#define LOAD_VECTOR(OPCODE)                                                                    \
+  if constexpr (BYTES == 2) {                                                                  \
+    asm volatile(IF_INSIDE("%2", OPCODE ".b16 %0, [%1]")                                       \
+                 : "=h"(to.half)                                                               \
+                 : "l"(address), "r"(inside));                                                 \
+  } else if constexpr (BYTES == 4) {                                                           \
+    asm volatile(IF_INSIDE("%2", OPCODE ".b32 %0, [%1]")                                       \
+                 : "=r"(to.words[0])                                                           \
+                 : "l"(address), "r"(inside));                                                 \
+  } else if constexpr (BYTES == 8) {                                                           \
+    asm volatile(IF_INSIDE("%3", OPCODE ".v2.b32 {%0, %1}, [%2]")                              \
+                 : "=r"(to.words[0]), "=r"(to.words[1])                                        \
+                 : "l"(address), "r"(inside));                                                 \
+  } else if constexpr (BYTES == 16) {                                                          \
+    asm volatile(IF_INSIDE("%5", OPCODE ".v4.b32 {%0, %1, %2, %3}, [%4]")                      \
+                 : "=r"(to.words[0]), "=r"(to.words[1]), "=r"(to.words[2]), "=r"(to.words[3])  \
+                 : "l"(address), "r"(inside));                                                 \
+  } else {                                                                                     \
+    asm volatile(IF_INSIDE("%9", OPCODE ".v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8]")      \
+                 : "=r"(to.words[0]), "=r"(to.words[1]), "=r"(to.words[2]), "=r"(to.words[3]), \
+                   "=r"(to.words[4]), "=r"(to.words[5]), "=r"(to.words[6]), "=r"(to.words[7])  \
+                 : "l"(address), "r"(inside));                                                 \
+  }
+
+#define STORE_VECTOR(OPCODE)                                                                     \
+  if constexpr (BYTES == 2) {                                                                    \
+    asm volatile(IF_INSIDE("%2", OPCODE ".b16 [%0], %1")::"l"(address), "h"(from.half),          \
+                 "r"(inside)                                                                     \
+                 : "memory");                                                                    \
+  } else if constexpr (BYTES == 4) {                                                             \
+    asm volatile(IF_INSIDE("%2", OPCODE ".b32 [%0], %1")::"l"(address), "r"(from.words[0]),      \
+                 "r"(inside)                                                                     \
+                 : "memory");                                                                    \
+  } else if constexpr (BYTES == 8) {                                                             \
+    asm volatile(IF_INSIDE("%3", OPCODE ".v2.b32 [%0], {%1, %2}")::"l"(address),                 \
+                 "r"(from.words[0]), "r"(from.words[1]), "r"(inside)                             \
+                 : "memory");                                                                    \
+  } else if constexpr (BYTES == 16) {                                                            \
+    asm volatile(IF_INSIDE("%5", OPCODE ".v4.b32 [%0], {%1, %2, %3, %4}")::"l"(address),         \
+                 "r"(from.words[0]), "r"(from.words[1]), "r"(from.words[2]), "r"(from.words[3]), \
+                 "r"(inside)                                                                     \
+                 : "memory");                                                                    \
+  } else {                                                                                       \
+    asm volatile(                                                                                \
+        IF_INSIDE("%9", OPCODE ".v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8}")::"l"(address),  \
+        "r"(from.words[0]), "r"(from.words[1]), "r"(from.words[2]), "r"(from.words[3]),          \
+        "r"(from.words[4]), "r"(from.words[5]), "r"(from.words[6]), "r"(from.words[7]),          \
+        "r"(inside)                                                                              \
+        : "memory");                                                                             \
+  }
+
+// The bytes that a miss makes L2 fetch: as it likes (0), 128, or 256 (sm_80 and later).
+#define LOAD_VECTOR_PREFETCHING(OPCODE)   \
+  if constexpr (L2_BYTES == 0) {          \
+    LOAD_VECTOR(OPCODE)                   \
+  } else if constexpr (L2_BYTES == 128) { \
+    LOAD_VECTOR(OPCODE ".L2::128B")       \
+  } else if constexpr (L2_BYTES == 256) { \
+    LOAD_VECTOR(OPCODE ".L2::256B")       \
+  }
+
+// N elements at `address`, or something arbitrary where not `inside`: then nothing is read.
+template <int N, int POLICY, int L2_BYTES = 0, typename T>
+__device__ __forceinline__ Vector<T, N> load_global(const T* address, int inside = 1) {
+  constexpr int BYTES = sizeof(T) * N;
+  Registers<T, N> to;
+  if constexpr (POLICY == LOAD_DEFAULT) {
+    LOAD_VECTOR_PREFETCHING("ld.global")
+  } else if constexpr (POLICY == LOAD_NONCOHERENT) {
+    LOAD_VECTOR_PREFETCHING("ld.global.nc")
+  } else if constexpr (POLICY == LOAD_NONCOHERENT_NO_ALLOCATE) {
+    LOAD_VECTOR_PREFETCHING("ld.global.nc.L1::no_allocate")
+  } else if constexpr (POLICY == LOAD_STREAMING) {
+    LOAD_VECTOR_PREFETCHING("ld.global.cs")
+  } else if constexpr (POLICY == LOAD_NO_ALLOCATE) {
+    LOAD_VECTOR_PREFETCHING("ld.global.L1::no_allocate")
+  }
+  return to.vector;
+}
+
+// The same for a store.
+template <int POLICY, typename T, int N>
+__device__ __forceinline__ void store_global(
+    T* address, const Vector<T, N>& vector, int inside = 1) {
+  constexpr int BYTES = sizeof(T) * N;
+  const Registers<T, N> from{vector};
+  if constexpr (POLICY == STORE_DEFAULT) {
+    STORE_VECTOR("st.global")
+  } else if constexpr (POLICY == STORE_STREAMING) {
+    STORE_VECTOR("st.global.cs")
+  } else if constexpr (POLICY == STORE_WRITE_THROUGH) {
+    STORE_VECTOR("st.global.wt")
+  }
+}
+
 // Programmatic dependent launch: with PROGRAMMATIC_LAUNCH the next kernel on the stream may begin
 // once all blocks of this one have, if it was launched so, and this one may have begun before the
 // kernel ahead of it was done. Nothing that other kernels touch may be read or written before the
@@ -155,61 +290,149 @@ __device__ __forceinline__ void fetch_ahead(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
-using Words = Vector<unsigned long long, 2>;
+using Element = unsigned short;
+using Word = Vector<unsigned, 4>;
 
-// Eight elements of a row of `columns` from `col` on, zeros beyond its end.
-__device__ __forceinline__ Words load_eight(const unsigned short* row, int col, int columns) {
-  if (col < 8 || columns - col < 16) {  // words of 16 bytes around them may not be the row's own
-    Words words{};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (columns - col > i) {
-        words.values[i / 4] |= static_cast<unsigned long long>(row[col + i]) << i % 4 * 16;
-      }
-    }
-    return words;
+// Rows that are ld apart, and their copies, which are padded_ld apart.
+struct Matrix {
+  const Element* source;
+  Element* target;
+  long long rows;
+  int columns;
+  long long ld, padded_ld;
+};
+
+__device__ __forceinline__ unsigned long long address_of(const Element* element) {
+  return reinterpret_cast<unsigned long long>(element);
+}
+
+// A thread's vectors, one after the other. Only the first takes a division that differs between
+// threads: from each to the next it is equally far, but for the end of a row.
+struct Walk {
+  const Element* source;
+  Element* target;
+  unsigned vector;  // of the row
+
+  __device__ __forceinline__ Walk(const Matrix& matrix, unsigned per_row, unsigned long long index)
+      : vector(static_cast<unsigned>(index % per_row)) {
+    const auto row = static_cast<long long>(index / per_row);
+    source = matrix.source + row * matrix.ld + vector * 8ll;
+    target = matrix.target + row * matrix.padded_ld + vector * 8ll;
   }
-  const unsigned long long address = reinterpret_cast<unsigned long long>(row + col);
-  const int skipped = static_cast<int>(address % 16) * 8;  // bits
-  const auto* whole = reinterpret_cast<const unsigned long long*>(row + col - skipped / 16);
-  const Words low = load_vector<2>(whole);
-  const Words high = load_vector<2>(whole + 2);
-  const bool upper = skipped >= 64;
-  const unsigned long long first = upper ? low.values[1] : low.values[0];
-  const unsigned long long second = upper ? high.values[0] : low.values[1];
-  const unsigned long long third = upper ? high.values[1] : high.values[0];
-  const int shift = skipped % 64;
-  if (shift == 0) return {first, second};
-  return {first >> shift | second << (64 - shift), second >> shift | third << (64 - shift)};
+  __device__ __forceinline__ void advance(const Matrix& matrix, unsigned per_row) {
+    const unsigned rows = PAD_THREADS / per_row, vectors = PAD_THREADS % per_row;
+    vector += vectors;
+    source += rows * matrix.ld + vectors * 8ll;
+    target += rows * matrix.padded_ld + vectors * 8ll;
+    if (vector >= per_row) {
+      vector -= per_row;
+      source += matrix.ld - per_row * 8ll;
+      target += matrix.padded_ld - per_row * 8ll;
+    }
+  }
+  // How many bytes of the vector are the row's; the others are zeros in the copy.
+  __device__ __forceinline__ int bytes(const Matrix& matrix) const {
+    const int left = matrix.columns - static_cast<int>(vector * 8);
+    return left < 8 ? left * 2 : 16;
+  }
+};
+
+// What begins `skipped` bytes into two words, zeros after the first `bytes` of it.
+__device__ __forceinline__ Word cut(const Word& low, const Word& high, int skipped, int bytes) {
+  unsigned eights[6], fours[5];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) {
+    const unsigned near = i < 4 ? low.values[i % 4] : high.values[i % 4];
+    const unsigned far = i < 2 ? low.values[i + 2] : high.values[i - 2];
+    eights[i] = skipped & 8 ? far : near;
+  }
+#pragma unroll
+  for (int i = 0; i < 5; ++i) fours[i] = skipped & 4 ? eights[i + 1] : eights[i];
+  Word found;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned long long pair = static_cast<unsigned long long>(fours[i + 1]) << 32 | fours[i];
+    const unsigned value = static_cast<unsigned>(pair >> (skipped & 2) * 8);
+    const int own = bytes - i * 4;
+    found.values[i] = own >= 4 ? value : own == 2 ? value & 0xffff : 0;
+  }
+  return found;
+}
+
+__device__ __forceinline__ void copy_elements(const Element* source, Element* target, int bytes) {
+  Element values[8]{};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i * 2 < bytes) values[i] = source[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) target[i] = values[i];
 }
 
 extern "C" __global__ void __launch_bounds__(PAD_THREADS) tunegen_matmul_pad_rows(
-    const unsigned short* RESTRICT source,  // (rows, columns), ld apart
-    unsigned short* RESTRICT target,        // (rows, columns), padded_ld apart: whole lines
+    // Copied by the first blocks; those after them copy the other matrix.
+    const Element* first_source,  // (first_rows, first_columns), first_ld apart
+    Element* first_target,        // the same, first_padded_ld apart: whole lines
+    long long first_rows, int first_columns, long long first_ld, long long first_padded_ld,
+    int first_blocks,
+    const Element* source,  // (rows, columns), ld apart
+    Element* target,        // the same, padded_ld apart: whole lines
     long long rows, int columns, long long ld, long long padded_ld) {
-  const int per_row = (columns + 7) / 8;
-  // A block counts from the row in which it begins: that is less to divide.
-  const long long block_first = static_cast<long long>(blockIdx.x) * (PAD_THREADS * PAD_UNROLL);
-  const long long block_row = block_first / per_row;
-  const int skipped = static_cast<int>(block_first - block_row * per_row);
+  Matrix matrix{source, target, rows, columns, ld, padded_ld};
+  auto block = static_cast<int>(blockIdx.x);
+  if (block < first_blocks) {
+    matrix = {first_source, first_target, first_rows, first_columns, first_ld, first_padded_ld};
+  } else {
+    block -= first_blocks;
+  }
+  constexpr unsigned OF_BLOCK = PAD_THREADS * PAD_UNROLL;
+  const unsigned per_row = (static_cast<unsigned>(matrix.columns) + 7) / 8;
+  const auto first = static_cast<unsigned long long>(block) * OF_BLOCK;
+  const auto left = static_cast<unsigned long long>(matrix.rows) * per_row - first;
+  const unsigned vectors = left < OF_BLOCK ? static_cast<unsigned>(left) : OF_BLOCK;
+  // Between these, words are the matrix's own, from its first element to its last.
+  const Element* const behind = matrix.source + (matrix.rows - 1) * matrix.ld + matrix.columns;
+  const unsigned long long begin = (address_of(matrix.source) + 15) / 16 * 16;
+  const unsigned long long end = address_of(behind) / 16 * 16;
+  const Walk start(matrix, per_row, first + threadIdx.x);
   let_next_launch_begin();
   wait_for_previous_launch();
-  Words values[PAD_UNROLL];
+  // Nothing branches, and nothing is waited for, before all loads are on their way.
+  Word low[PAD_UNROLL], high[PAD_UNROLL];
+  Element* targets[PAD_UNROLL];
+  int skipped[PAD_UNROLL], bytes[PAD_UNROLL];
+  bool whole[PAD_UNROLL];
+  Walk at = start;
 #pragma unroll
   for (int i = 0; i < PAD_UNROLL; ++i) {
-    const unsigned index = skipped + i * PAD_THREADS + threadIdx.x;
-    const long long row = block_row + index / per_row;
-    const int col = static_cast<int>(index % per_row) * 8;
-    if (row < rows) values[i] = load_eight(source + row * ld, col, columns);
+    const unsigned long long address = address_of(at.source);
+    targets[i] = at.target;
+    bytes[i] = at.bytes(matrix);
+    skipped[i] = static_cast<int>(address % 16);
+    // Of a vector that the matrix does not have this never holds: it lies behind the last one.
+    whole[i] = address >= begin & address + bytes[i] <= end;
+    const auto* words = reinterpret_cast<const unsigned*>(address - address % 16);
+    low[i] = load_global<4, LOAD_DEFAULT>(words, whole[i]);
+    high[i] = load_global<4, LOAD_DEFAULT>(words + 4, whole[i] & (skipped[i] + bytes[i] > 16));
+    at.advance(matrix, per_row);
+  }
+  unsigned ragged = 0;
+#pragma unroll
+  for (int i = 0; i < PAD_UNROLL; ++i) {
+    const bool exists = threadIdx.x + i * PAD_THREADS < vectors;
+    ragged |= static_cast<unsigned>(exists & !whole[i]) << i;
+  }
+  // Hardly ever, and while the words are on their way. Without a branch here the assembler cuts
+  // the first vectors, and so waits for them, before it loads the last ones.
+  at = start;
+#pragma unroll 1
+  for (; ragged; ragged >>= 1) {
+    if (ragged & 1) copy_elements(at.source, at.target, at.bytes(matrix));
+    at.advance(matrix, per_row);
   }
 #pragma unroll
   for (int i = 0; i < PAD_UNROLL; ++i) {
-    const unsigned index = skipped + i * PAD_THREADS + threadIdx.x;
-    const long long row = block_row + index / per_row;
-    const int col = static_cast<int>(index % per_row) * 8;
-    if (row < rows) {
-      auto* to = reinterpret_cast<unsigned long long*>(target + row * padded_ld + col);
-      store_vector(to, values[i]);
-    }
+    const Word found = cut(low[i], high[i], skipped[i], bytes[i]);
+    store_global<STORE_DEFAULT>(reinterpret_cast<unsigned*>(targets[i]), found, whole[i]);
   }
 }
