@@ -12,9 +12,11 @@ enum : int {
   BOX_BYTES = STAGED_ROWS * BOX_COLS * 2,
 };
 
-// Offset of an element of the portion: the copy engine's swizzle, under which eight rows of
-// 16 bytes lie in different banks.
+// Offset of an element of the portion. For the copy engine its swizzle, under which eight rows of
+// 16 bytes lie in different banks; for threads, which go along the rows, an odd number of 16 bytes
+// from row to row.
 __device__ __forceinline__ int staged_offset(int row, int col) {
+  if constexpr (!TMA_STORE) return (row * (STAGED_COLS / 8 | 1) * 8 + col) * 2;
   const int bytes = (row * BOX_COLS + col % BOX_COLS) * 2;
   const int swizzle = (bytes >> 7 & (BOX_COLS / 8 - 1)) << 4;
   return col / BOX_COLS * BOX_BYTES + (bytes ^ swizzle);

@@ -15,10 +15,8 @@ from typing import Any
 
 from tunegen.kernels import matmul, split_k
 from tunegen.kernels.matmul_wgmma import cost
-from tunegen.kernels.matmul_wgmma.derived import ATOM
+from tunegen.kernels.matmul_wgmma.derived import ALIGNED, ATOM, TMA_BYTES
 from tunegen.kernels.matmul_wgmma.plans import (
-    ALIGNED,
-    TMA_BYTES,
     Stored,
     needs_padding,
     operands_in_place,

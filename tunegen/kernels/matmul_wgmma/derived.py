@@ -13,6 +13,8 @@ from tunegen.model import Point, Problem, ceil_div, maximum
 WARPGROUP = 128
 ATOM = 64  # elements of a row of 128 bytes: what one swizzled box holds
 MAX_SHARED_BYTES = 232_448  # of a block, on sm_90
+TMA_BYTES = 16  # bases and strides of what the copy engine reads and writes
+ALIGNED = TMA_BYTES // 2  # elements of that
 
 # Registers of a consumer's thread by how many consumers there are, beside a producer with 24 or
 # 40: all of them share the 64 Ki that the block was launched with, as multiples of 8. A single
@@ -94,10 +96,24 @@ def direct_store(c: Point, p: Problem) -> Any:
     return (c.SPLIT_K > 1) | (output_bytes(p) == 4)
 
 
+def takes_copies_of_c(p: Problem) -> bool:
+    """Whether C, of elements of two bytes, lies as the copy engine can write it."""
+    return p.align % TMA_BYTES == 0 and p.ldc % ALIGNED == 0
+
+
+def staged_bytes(c: Point, p: Problem) -> Any:
+    """Sums of one consumer that are staged at once. Rows of C that threads store are an odd number
+    of 16 bytes apart, so that neither way in nor out meets a bank twice."""
+    columns = store_columns(c)
+    rows_apart = np.where(c.SWAP_OPERANDS, columns * (ATOM // 8 + 1), ATOM * (columns // 8 | 1))
+    staged = ATOM * columns * 2 if takes_copies_of_c(p) else rows_apart * 16
+    return np.where(direct_store(c, p), 0, staged)
+
+
 def shared_bytes(c: Point, p: Problem) -> Any:
     """Stages, staged sums, what other blocks of the cluster send, and two barriers for each stage
     and each consumer."""
-    staged = np.where(direct_store(c, p), 0, 64 * store_columns(c) * 2)
+    staged = staged_bytes(c, p)
     sent = (c.CLUSTER_K - 1) * sums(c) * WARPGROUP * 4
     return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * (staged + sent + 16)
 

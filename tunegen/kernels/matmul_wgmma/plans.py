@@ -8,8 +8,10 @@ from typing import Any
 
 from tunegen.kernels import matmul, split_k
 from tunegen.kernels.matmul_wgmma.derived import (
+    ALIGNED,
     ATOM,
     CONSUMER_REGISTERS,
+    TMA_BYTES,
     across,
     box_columns,
     cluster,
@@ -18,6 +20,7 @@ from tunegen.kernels.matmul_wgmma.derived import (
     right_columns,
     shared_bytes,
     store_columns,
+    takes_copies_of_c,
     threads,
     turns,
 )
@@ -36,10 +39,6 @@ from tunegen.model import (
     formula,
     minimum,
 )
-
-TMA_BYTES = 16  # bases and strides of what the copy engine reads and writes
-ALIGNED = TMA_BYTES // 2  # elements of that
-
 
 # Arguments of a matmul, besides maps of its operands.
 _TAKEN = ("C", "bias", "batch", "m", "n", "k", "ldc", "batch_stride_c", "alpha", "beta")
@@ -123,7 +122,7 @@ def _c_map(c: Config, p: Problem, s: Sizes) -> TensorMap:
 
 
 def stores_by_copy_engine(c: Config, p: Problem) -> bool:
-    return not direct_store(c, p) and p.align % TMA_BYTES == 0 and p.ldc % ALIGNED == 0
+    return not direct_store(c, p) and takes_copies_of_c(p)
 
 
 def kernels(c: Config, p: Problem) -> tuple[KernelDefinition, ...]:

@@ -146,6 +146,9 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
 
     ragged = bool(p.lda % ATOM or p.ldb % ATOM)
 
+    def tiles_of_block(c: Point) -> Any:
+        return ceil_div(turns(c, p) * cluster(c), d.sm_count)
+
     def streamed(c: Point) -> Any:
         along_m, along_n = groups(c, p)
         return (
@@ -177,8 +180,8 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
             structural=False,
         ),
         Constraint(
-            "the ring has no more stages than K fills, beyond 3",
-            lambda c: maximum(3, k_blocks(c, p)) >= c.STAGES,
+            "the ring has no more stages than a block ever fills, beyond 3",
+            lambda c: maximum(3, k_blocks(c, p) * tiles_of_block(c)) >= c.STAGES,
             structural=False,
         ),
         Constraint(
