@@ -17,7 +17,7 @@ from tunegen.errors import DeviceError
 from tunegen.model import Array, Launch, LaunchPlan
 from tunegen.model.checks import POISON
 from tunegen.runner import timing
-from tunegen.runner.operands import PAGE_BYTES, place, spare_bytes
+from tunegen.runner.operands import place
 from tunegen.runner.protocol import (
     Block,
     Enter,
@@ -111,19 +111,6 @@ def test_what_comes_too_early_is_an_answer(what):
     assert isinstance(answer, Failed)
     assert answer.kind == "device"
     assert "has been" in answer.reason
-
-
-@pytest.mark.parametrize("start", [0, 256, PAGE_BYTES - 256, 3 * PAGE_BYTES + 512])
-@pytest.mark.parametrize("elements", [N, PAGE_BYTES // 4, PAGE_BYTES + 3])
-def test_large_operands_begin_with_a_page_behind_their_guard_band(start, elements):
-    array = Array("x", (elements,), (1,), "fp32", "in")
-    placed = place(array, start)
-    assert placed.address % (PAGE_BYTES if array.bytes >= PAGE_BYTES else 256) == 0
-    assert placed.address - placed.buffer >= 512
-    assert placed.end - (placed.address + array.bytes) >= 512
-    # What is allocated before it is known where memory begins is enough.
-    assert start <= placed.buffer
-    assert placed.end - start <= place(array, 0).end + spare_bytes(array)
 
 
 @pytest.mark.parametrize("sets", [1, 3])

@@ -132,6 +132,7 @@ enum StorePolicy {
   STORE_DEFAULT = 0,
   STORE_STREAMING = 1,      // first to be evicted
   STORE_WRITE_THROUGH = 2,  // to memory at once
+  STORE_NO_ALLOCATE = 3,    // leaves no copy in L1
 };
 
 // The load that resembles POLICY most among those that see the kernel's own writes.
@@ -246,6 +247,8 @@ __device__ __forceinline__ void store_global(
     STORE_VECTOR("st.global.cs")
   } else if constexpr (POLICY == STORE_WRITE_THROUGH) {
     STORE_VECTOR("st.global.wt")
+  } else if constexpr (POLICY == STORE_NO_ALLOCATE) {
+    STORE_VECTOR("st.global.L1::no_allocate")
   }
 }
 

@@ -166,7 +166,11 @@ enum : int {
   TILE_CONSUMERS = PINGPONG ? 1 : CONSUMERS,  // warpgroups that work on a tile
   MMA_ROWS = LEFT_ROWS / 64 / TILE_CONSUMERS,
   THREADS = 128 * (1 + CONSUMERS),
-  STORE_BYTES = DIRECT_STORE ? 0 : 64 * STORE_COLUMNS * 2,
+  // Staged sums; rows of C that threads store are an odd number of 16 bytes apart.
+  STORE_BYTES = DIRECT_STORE ? 0
+  : TMA_STORE                ? 64 * STORE_COLUMNS * 2
+  : SWAP_OPERANDS            ? STORE_COLUMNS * (64 / 8 + 1) * 16
+                             : 64 * (STORE_COLUMNS / 8 | 1) * 16,
   STAGES_BYTES = STAGES * (LEFT_BYTES + RIGHT_BYTES),
   // What the blocks of a cluster that have slices of K send to the first one, from all consumers.
   INBOX_BYTES = (CLUSTER_K - 1) * CONSUMERS * MMA_ROWS * 64 * MMA_N * 4,
@@ -943,9 +947,11 @@ enum : int {
   BOX_BYTES = STAGED_ROWS * BOX_COLS * 2,
 };
 
-// Offset of an element of the portion: the copy engine's swizzle, under which eight rows of
-// 16 bytes lie in different banks.
+// Offset of an element of the portion. For the copy engine its swizzle, under which eight rows of
+// 16 bytes lie in different banks; for threads, which go along the rows, an odd number of 16 bytes
+// from row to row.
 __device__ __forceinline__ int staged_offset(int row, int col) {
+  if constexpr (!TMA_STORE) return (row * (STAGED_COLS / 8 | 1) * 8 + col) * 2;
   const int bytes = (row * BOX_COLS + col % BOX_COLS) * 2;
   const int swizzle = (bytes >> 7 & (BOX_COLS / 8 - 1)) << 4;
   return col / BOX_COLS * BOX_BYTES + (bytes ^ swizzle);

@@ -47,9 +47,6 @@ UNROLLS = (1, 2, 4, 8)
 # Shared memory that a block may hold unused.
 UNUSED_SHARED_KIB = (0, 8, 16, 32, 64)
 
-# What leaves no copies in L1, and takes shared memory from it that keeps blocks down.
-CALM = {"STORE_POLICY": 3, "LOAD_POLICY": 4, "UNUSED_SHARED_KIB": 64}
-
 # Registers for addresses, bounds and conversions besides the vectors themselves.
 OTHER_REGISTERS = 32
 
@@ -323,14 +320,9 @@ def _conditional(p: Problem, d: DeviceClass, loads: int) -> tuple[Constraint, ..
     return tuple(constraints)
 
 
-def _blocks_left(c: Point, d: DeviceClass) -> Any:
-    """Blocks that a multiprocessor has room for beside their unused shared memory."""
-    taken = c.UNUSED_SHARED_KIB * 1024 + d.shared_bytes_reserved
-    return d.shared_bytes_per_sm // maximum(1, taken)
-
-
 def _leaves_fewer_threads(c: Point, d: DeviceClass) -> Any:
-    left = _blocks_left(c, d)
+    taken = c.UNUSED_SHARED_KIB * 1024 + d.shared_bytes_reserved
+    left = d.shared_bytes_per_sm // maximum(1, taken)
     most = minimum(d.blocks_per_sm, d.threads_per_sm // c.THREADS)
     fewer = (left < most) & (2 * left * c.THREADS >= d.threads_per_sm)
     fits = d.shared_bytes_per_block >= c.UNUSED_SHARED_KIB * 1024
@@ -356,21 +348,12 @@ def persistent_grid(d: DeviceClass, tiles: Callable[[Point], Any]) -> tuple[Cons
     )
 
 
-def default(p: Problem, d: DeviceClass, *, loads: int) -> Config:
+def default(p: Problem, *, loads: int) -> Config:
     """Full vectors, and a block per tile. A thread has one of each operand, as many more as keep
     the tiles countable: on an H200 blocks that take 1 or 2 KiB of an operand copied and added 2^24
     and 2^28 elements 10 % faster than blocks that take 16 KiB, and within 2 % of the fastest
-    configuration.
-
-    Where two operands come from memory, three quarters of the threads that there could be, and
-    no copies in L1: on an H200 2^28 bf16 elements of axpy and add took 0.8 % less time so.
-    """
-    config = _config(_unroll(p, loads), loads)
-    if loads < 2 or (loads + 1) * p.N * p.element_bytes < 4 * d.l2_bytes:
-        return config
-    calm = Config({**config, "THREADS": 512, **CALM})
-    many = 4 * _blocks_left(calm, d) * calm.THREADS >= 3 * d.threads_per_sm
-    return calm if many and not space(p, d, loads=loads).violated(calm) else config
+    configuration."""
+    return _config(_unroll(p, loads), loads)
 
 
 def _unroll(p: Problem, loads: int) -> int:

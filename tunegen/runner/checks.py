@@ -14,7 +14,7 @@ from tunegen.device import Gpu
 from tunegen.model import DTYPE_BYTES, Array
 from tunegen.model.checks import POISON
 from tunegen.runner.checkers import Comparison, Count
-from tunegen.runner.operands import Operands, Placed, place, spare_bytes
+from tunegen.runner.operands import Operands, Placed, place
 
 # A single element may be off by this many times the RMS error that is allowed, relative to the RMS
 # of the result. Rounding stays below: an element is at most some 6 times the RMS, and its rounding
@@ -201,7 +201,7 @@ class Workspace:
         array = Array("the workspace", (units,), (1,), "fp16", "inout")
         self._gpu = gpu
         self._zeroed = zeroed
-        self._memory = gpu.allocate(place(array, 0).end + spare_bytes(array))
+        self._memory = gpu.allocate(place(array, 0).end)
         self.placed = place(array, self._memory)
         self.refresh()
 

@@ -34,13 +34,8 @@ from tunegen.runner.protocol import Executable, Prepare
 # Vectors, tensor maps and swizzled tiles ask for no more than 256 bytes.
 ALIGNMENT = 256
 
-# Operands of at least a page begin with one, as those of a program do: allocators give large
-# blocks whole pages. How operands lie to each other decides which banks of memory they meet in: on
-# an H200 a kernel that adds 2^28 elements took 7 % longer where its operands lay 128 KiB off.
-PAGE_BYTES = 2 << 20
-
-# A guard band is as long as its operand, within these bounds, and fills up the page before a large
-# one: long enough that a few rows too many end in it, and no burden to small problems.
+# A guard band is as long as its operand, within these bounds: long enough that a few rows too many
+# end in it, and no burden to small problems.
 _LEAST_GUARD, _MOST_GUARD = 512, 1 << 16
 
 # Modules, graphs and local memory of the kernels to come.
@@ -65,7 +60,7 @@ class Placed:
 
 def place(array: Array, start: int, offset: int = 0) -> Placed:
     """The array at the first aligned place from ``start`` on that leaves room for a guard band,
-    moved by ``offset`` bytes. One of a page or more lies at a whole page.
+    moved by ``offset`` bytes.
 
     Raises :class:`DeviceError` for an offset that cuts an element, and for more dimensions than
     the kernels that check know.
@@ -76,21 +71,12 @@ def place(array: Array, start: int, offset: int = 0) -> Placed:
         raise DeviceError(f"{array.name} cannot lie {offset} bytes from an aligned address")
     guard = min(max(_aligned(array.bytes), _LEAST_GUARD), _MOST_GUARD)
     buffer = _aligned(start)
-    address = _aligned(buffer + guard, _grain(array)) + offset
+    address = buffer + guard + offset
     return Placed(array, buffer, _aligned(address + array.bytes) + guard - buffer, address)
 
 
-def spare_bytes(array: Array) -> int:
-    """What placing an array takes more where memory begins at no whole page."""
-    return _grain(array) - ALIGNMENT
-
-
-def _grain(array: Array) -> int:
-    return PAGE_BYTES if array.bytes >= PAGE_BYTES else ALIGNMENT
-
-
-def _aligned(value: int, grain: int = ALIGNMENT) -> int:
-    return -(-value // grain) * grain
+def _aligned(value: int) -> int:
+    return -(-value // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +132,7 @@ class Operands:
         self._gpu = gpu
         self._request = request
         self.scalars = request.scalars
-        self.bytes = _Layout.of(request, 0).end + max(map(spare_bytes, request.arrays))
+        self.bytes = _Layout.of(request, 0).end
         free = gpu.free_bytes()
         if self.bytes + _RESERVE_BYTES > free:
             sets = "one set" if request.sets == 1 else f"{request.sets} sets"
