@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
+from tiers import usual
 
 from tunegen.errors import NoValidConfig, UsageError
 from tunegen.model import (
@@ -43,6 +44,8 @@ RECORDED = ROOT / "tests" / "data" / "recorded_spaces"
 
 # Those of Optuna's that need more than it are tried where what they need is installed.
 SAMPLERS = {name: made for name, made in NAMED.items() if not missing_packages(name)}
+# Where all would take long. Those of Optuna's share all of their code but Optuna's with tpe.
+MOST_USED = usual(SAMPLERS, "portfolio", "tpe", "random")
 
 OPERATION = Operation(
     name="nothing",
@@ -363,7 +366,7 @@ def mostly(proposal):
     return FAILED if sum(proposal.config.values()) % 4 == 3 else bowl(proposal)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MOST_USED)
 @pytest.mark.parametrize("prior", [None, weights])
 @settings(max_examples=4)
 @given(stops=st.lists(st.integers(1, 59), min_size=1, max_size=3, unique=True))
@@ -392,7 +395,7 @@ def test_what_was_under_way_is_proposed_again(sampler):
     assert again[: opening - told] == whole[told:opening]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MOST_USED)
 @settings(max_examples=8)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -472,7 +475,7 @@ def test_the_past_comes_first():
         search.tell_past(past)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MOST_USED)
 def test_a_long_past_is_told_at_once(sampler):
     one = contender("one", grid(4, 8), prior=weights)
     outcome = took(1.0)
@@ -494,6 +497,7 @@ def best_times(sampler, contenders, outcome_of, trials, seeds=range(10), ahead=8
         yield min(o.median_us for p in proposals if (o := outcome_of(p)).ok)
 
 
+@pytest.mark.thorough
 def test_samplers_beat_chance():
     one = contender("one", grid(5, 7, Constraint("odd", lambda c: (c.P0 + c.P3) % 2 == 1)))
     counts = {"portfolio": 4, "tpe": 10, "random": 10}
@@ -544,6 +548,7 @@ def rugged_bests(sampler, seed, *, trials=100, prior=True):
     return times.min() / np.array(list(found))
 
 
+@pytest.mark.thorough
 def test_two_seeds_end_alike():
     """Within 1 % of each other, and of the best of 20,000, after 100 trials, 8 ahead."""
     for seed in range(3):
@@ -552,6 +557,7 @@ def test_two_seeds_end_alike():
         assert found.min() >= 0.99
 
 
+@pytest.mark.thorough  # the usual part has the floor of bench-search
 def test_a_recorded_space_is_searched_well():
     """The floor lies below what ten seeds gave, and above what TPE and chance find."""
     recorded = load_space(RECORDED / "pnpoly_3060.json.gz")
