@@ -193,7 +193,7 @@ def compiled(name, config, problem, arch):
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", usual(ARCHS, "sm_90"))
 def test_a_sample_compiles_cleanly(name, arch):
     device = default_chip(arch)
     for dtype in random.Random(f"{name} {arch}").sample(sorted(DTYPE_BYTES), 2):
