@@ -19,6 +19,7 @@ from fake_gpu import DEVICE, FakeMonitor
 from hypothesis import given
 from hypothesis import strategies as st
 from in_process import InProcess, NamingCompiler, gpu_with
+from tiers import usual
 
 from tunegen import calibration, codegen, kernels, perfmodel, session
 from tunegen.compiler import NvrtcCompiler
@@ -121,7 +122,7 @@ def test_what_the_chip_binds_takes_about_the_target_time(name):
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", usual(ARCHS, "sm_90"))
 def test_kernels_compile_cleanly(arch):
     """Those of the vector operations are compiled where their specs are tested."""
     device = perfmodel.default_chip(arch)

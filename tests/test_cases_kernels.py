@@ -142,7 +142,13 @@ def argument_value(argument, regions, scalars):
 
 @pytest.mark.parametrize(
     ("way", "layout"),
-    [("naive", "nn"), ("direct", "tt"), ("registers", "nn"), ("async", "nn"), ("split", "tt")],
+    [
+        ("naive", "nn"),
+        ("async", "nn"),
+        pytest.param("direct", "tt", marks=pytest.mark.thorough),
+        pytest.param("registers", "nn", marks=pytest.mark.thorough),
+        pytest.param("split", "tt", marks=pytest.mark.thorough),
+    ],
 )
 def test_matrices_of_a_batch_lie_beyond_32_bit_offsets(way, layout):
     """Rows, columns and whole matrices: every stride of a batch is beyond what an int holds."""
@@ -161,7 +167,13 @@ def test_matrices_of_a_batch_lie_beyond_32_bit_offsets(way, layout):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "layout"), [("fp32", "nn"), ("fp64", "tt"), ("fp16", "nt"), ("bf16", "tn")]
+    ("dtype", "layout"),
+    [
+        ("fp32", "nn"),
+        ("bf16", "tn"),
+        pytest.param("fp64", "tt", marks=pytest.mark.thorough),
+        pytest.param("fp16", "nt", marks=pytest.mark.thorough),
+    ],
 )
 def test_special_values_survive_every_way(dtype, layout):
     """NaN with the first signalling bit pattern stays NaN, Inf * 0 is NaN, and what no special

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from taken import taken
+from tiers import usual
 
 from tunegen import codegen, compiler, kernels
 from tunegen.compiler import KernelCache, NvrtcCompiler, identity, read_log, rejection
@@ -541,7 +542,7 @@ def compile_all(sources, target):
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("arch", GENERATIONS)
+@pytest.mark.parametrize("arch", usual(GENERATIONS, "sm_90"))
 @pytest.mark.parametrize(
     "spec", kernels.SPECS, ids=lambda spec: f"{spec.operation.name}-{spec.name}"
 )

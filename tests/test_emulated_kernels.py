@@ -14,6 +14,7 @@ import emulator
 import numpy as np
 import pytest
 from emulator import Case
+from tiers import usual
 
 from tunegen import kernels
 from tunegen.kernels import matmul_naive
@@ -54,6 +55,9 @@ VECTORS = (40003, 32768, 4099, 1000, 33, 31, 1, 0)
 # The other specs have files of their own; wgmma runs on a GPU only.
 SPECS = tuple(spec for spec in kernels.SPECS if spec.name in ("simt", "naive", "vector"))
 MATMUL_SPECS = tuple(spec for spec in SPECS if spec.operation.name == "matmul")
+
+# The usual part of the suite tries these at every edge problem, and others by samples.
+USUAL_DTYPES = ("fp32", "bf16")
 
 PARTS = 4  # of the sampled configurations, for parallel runs
 
@@ -163,7 +167,8 @@ def spec_variants() -> Iterator[object]:
     for spec in SPECS:
         for turn, variant in enumerate(variants(spec.operation)):
             name = "-".join((name_of(spec), *filter(None, variant[:2])))
-            yield pytest.param(spec, variant, turn, id=name)
+            marks = () if variant[0] in USUAL_DTYPES else pytest.mark.thorough
+            yield pytest.param(spec, variant, turn, id=name, marks=marks)
 
 
 def name_of(spec: KernelSpec) -> str:
@@ -177,7 +182,7 @@ def test_default_at_edge_problems(spec, variant, turn):
         check(Case(spec, spec.default(problem, DEVICES[1]), problem, DEVICES[1]))
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", usual(range(PARTS), "0"))
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
 def test_sampled_configs_at_edge_problems(spec, part):
     samples = sampled(spec)[part::PARTS]

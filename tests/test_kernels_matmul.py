@@ -18,6 +18,7 @@ import pytest
 from emulator.numbers import load, store
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tiers import usual
 
 from tunegen import kernels
 from tunegen.codegen import render
@@ -391,7 +392,7 @@ def with_asserts(source, equalities):
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("arch", COMPILED_ARCHS)
+@pytest.mark.parametrize("arch", usual(COMPILED_ARCHS, "sm_90"))
 def test_valid_configs_compile_clean_and_as_python_derives_them(arch):
     device = default_chip(arch)
     draw = random.Random(arch)

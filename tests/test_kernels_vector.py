@@ -14,6 +14,7 @@ import pytest
 from emulator.numbers import STORED
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiers import usual
 
 from tunegen import kernels
 from tunegen.codegen import render
@@ -192,7 +193,7 @@ def compiled(name, config, problem, arch):
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", usual(ARCHS, "sm_90"))
 def test_a_sample_compiles_cleanly(name, arch):
     device = default_chip(arch)
     for dtype in random.Random(f"{name} {arch}").sample(sorted(DTYPE_BYTES), 2):
@@ -306,7 +307,7 @@ def residues(name, dtype, count, rng):
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", usual(DTYPE_BYTES, "fp32", "bf16"))
 def test_every_size_at_every_misalignment(name, dtype):
     rng = random.Random(f"{name} {dtype}")
     persistent = (list(SPECS).index(name) + list(DTYPE_BYTES).index(dtype)) % 2 == 0
@@ -357,7 +358,7 @@ def test_copy_keeps_every_bit(dtype):
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", usual(DTYPE_BYTES, "fp32", "bf16"))
 def test_special_values_go_through(dtype):
     """0 * Inf is NaN, also where a is 0; NaN stays NaN; overflow is infinite."""
     x = emulator.store(np.array([np.inf, np.nan, 1.0, -0.0]), dtype)

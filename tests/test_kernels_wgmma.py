@@ -13,6 +13,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import usual
 
 from tunegen.codegen import render
 from tunegen.compiler import NvrtcCompiler
@@ -106,7 +107,7 @@ def compiled(p, config):
 
 @pytest.mark.nvrtc
 @pytest.mark.nvdisasm
-@pytest.mark.parametrize("layout", matmul.OPERATION.layouts)
+@pytest.mark.parametrize("layout", usual(matmul.OPERATION.layouts, "nt"))
 def test_valid_configs_compile_clean_and_loop_over_products_alone(layout):
     p = problem((1000, 1000, 1000), layout=layout, beta=1)
     for config in sampled(p, 3):

@@ -13,6 +13,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 from test_search import SAMPLERS, bowl, contender, grid, run, weights
+from tiers import usual
 
 import tunegen
 from tunegen.errors import NoValidConfig, UsageError
@@ -205,7 +206,7 @@ def test_many_may_be_asked_before_any_is_told():
     assert not set(asked) & set(configs(study, TrialState.COMPLETE))
 
 
-@pytest.mark.parametrize("stop", [3, 20, 41])
+@pytest.mark.parametrize("stop", usual([3, 20, 41], "20"))
 def test_a_stored_study_goes_on_as_if_it_had_never_stopped(tmp_path, stop):
     whole = study_of(PortfolioSampler(SPACE, seed=2))
     whole.optimize(objective, n_trials=60)

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tiers import usual
 
 from tunegen import codegen, kernels, perfmodel
 from tunegen.compiler import NvrtcCompiler
@@ -96,8 +97,8 @@ def test_only_devices_that_have_it_begin_early(chip):
 
 @pytest.mark.nvrtc
 @pytest.mark.nvdisasm
-@pytest.mark.parametrize("value", [0, 1, 2])
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("value", usual([0, 1, 2], "1"))
+@pytest.mark.parametrize("spec", usual(SPECS, "gemv", "wgmma", name=lambda spec: spec.name))
 def test_kernels_wait_before_they_touch_memory(spec, value):
     most = None if value else 1  # what is plain is looked at once
     for problem in problems(spec)[:most]:
@@ -112,7 +113,7 @@ def test_kernels_wait_before_they_touch_memory(spec, value):
 
 @pytest.mark.nvrtc
 @pytest.mark.nvdisasm
-@pytest.mark.parametrize("arch", ["sm_100", "sm_120"])
+@pytest.mark.parametrize("arch", usual(["sm_100", "sm_120"], "sm_100"))
 @pytest.mark.parametrize("name", ["gemv", "mma"])
 def test_kernels_wait_on_later_devices(name, arch):
     spec = next(spec for spec in SPECS if spec.name == name)

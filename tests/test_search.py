@@ -16,6 +16,9 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.storages import InMemoryStorage
+from optuna.trial import TrialState
+from tiers import usual
 
 from tunegen.errors import NoValidConfig, UsageError
 from tunegen.model import (
@@ -41,6 +44,8 @@ RECORDED = ROOT / "tests" / "data" / "recorded_spaces"
 
 # Those of Optuna's that need more than it are tried where what they need is installed.
 SAMPLERS = {name: made for name, made in NAMED.items() if not missing_packages(name)}
+# Where all would take long. Those of Optuna's share all of their code but Optuna's with tpe.
+MOST_USED = usual(SAMPLERS, "portfolio", "tpe", "random")
 
 OPERATION = Operation(
     name="nothing",
@@ -361,7 +366,7 @@ def mostly(proposal):
     return FAILED if sum(proposal.config.values()) % 4 == 3 else bowl(proposal)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MOST_USED)
 @pytest.mark.parametrize("prior", [None, weights])
 @settings(max_examples=4)
 @given(stops=st.lists(st.integers(1, 59), min_size=1, max_size=3, unique=True))
@@ -390,7 +395,7 @@ def test_what_was_under_way_is_proposed_again(sampler):
     assert again[: opening - told] == whole[told:opening]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MOST_USED)
 @settings(max_examples=8)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -470,7 +475,7 @@ def test_the_past_comes_first():
         search.tell_past(past)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MOST_USED)
 def test_a_long_past_is_told_at_once(sampler):
     one = contender("one", grid(4, 8), prior=weights)
     outcome = took(1.0)
@@ -492,6 +497,7 @@ def best_times(sampler, contenders, outcome_of, trials, seeds=range(10), ahead=8
         yield min(o.median_us for p in proposals if (o := outcome_of(p)).ok)
 
 
+@pytest.mark.thorough
 def test_samplers_beat_chance():
     one = contender("one", grid(5, 7, Constraint("odd", lambda c: (c.P0 + c.P3) % 2 == 1)))
     counts = {"portfolio": 4, "tpe": 10, "random": 10}
@@ -542,6 +548,7 @@ def rugged_bests(sampler, seed, *, trials=100, prior=True):
     return times.min() / np.array(list(found))
 
 
+@pytest.mark.thorough
 def test_two_seeds_end_alike():
     """Within 1 % of each other, and of the best of 20,000, after 100 trials, 8 ahead."""
     for seed in range(3):
@@ -550,6 +557,7 @@ def test_two_seeds_end_alike():
         assert found.min() >= 0.99
 
 
+@pytest.mark.thorough  # the usual part has the floor of bench-search
 def test_a_recorded_space_is_searched_well():
     """The floor lies below what ten seeds gave, and above what TPE and chance find."""
     recorded = load_space(RECORDED / "pnpoly_3060.json.gz")
@@ -656,6 +664,86 @@ def test_a_million_configurations_are_searched():
     million = Contender(one.spec, table, table[0], prior)
     for sampler in SAMPLERS:
         assert asking(sampler, million, 30) < 0.1
+
+
+def outcome_in_long(config, number):
+    """One of five fails."""
+    return FAILED if number % 5 == 3 else took(1.0 + sum(config.values()))
+
+
+def after_a_past(contenders, count):
+    search = make_search("portfolio", contenders, 0)
+    rows = np.random.default_rng(0).permutation(len(contenders[0].table))[:count].tolist()
+    past = []
+    for number, row in enumerate(rows):
+        one = contenders[number % len(contenders)]
+        config = one.table[row]
+        past.append(Trial(number, one.name, config, outcome_in_long(config, number), "sampler"))
+    search.tell_past(past)
+    return search
+
+
+def long_under_way(contenders, count):
+    """What :func:`after_a_past` gives, with all of it in the study itself."""
+    search = make_search("portfolio", contenders, 0)
+    distributions = search._sampler.distributions
+    rows = np.random.default_rng(0).permutation(len(contenders[0].table))[:count].tolist()
+    for number, row in enumerate(rows):
+        one = contenders[number % len(contenders)]
+        config = one.table[row]
+        params = {"spec": one.name, **{f"{one.name}.{n}": v for n, v in config.items()}}
+        outcome = outcome_in_long(config, number)
+        search._study.add_trial(
+            optuna.trial.create_trial(
+                params=params,
+                distributions={name: distributions[name] for name in params},
+                state=TrialState.COMPLETE if outcome.ok else TrialState.PRUNED,
+                value=outcome.median_us if outcome.ok else None,
+            )
+        )
+    return search
+
+
+def usual_seconds(search, trials=25):
+    """The median of the processor seconds of an ask and a tell, after those that are asked for
+    before the surrogate is."""
+    run(search, bowl, 20)
+    seconds = []
+    for _ in range(trials):
+        started = time.process_time()
+        proposal = search.ask()
+        search.tell(proposal, bowl(proposal))
+        seconds.append(time.process_time() - started)
+    return float(np.median(seconds))
+
+
+def two_large():
+    table = grid(7, 6).enumerate()
+    made = [contender(name, grid(1, 1)) for name in ("one", "two")]
+    return [Contender(each.spec, table, table[0], None) for each in made]
+
+
+def test_asking_does_not_go_through_all_trials(monkeypatch):
+    search = long_under_way(two_large(), 30)
+    run(search, bowl, 10)
+    listed = []
+    whole = InMemoryStorage.get_all_trials
+
+    def get_all_trials(storage, study_id, deepcopy=True, states=None):
+        listed.append(states)
+        return whole(storage, study_id, deepcopy, states)
+
+    monkeypatch.setattr(InMemoryStorage, "get_all_trials", get_all_trials)
+    run(search, bowl, 10)
+    search.expected_gain()
+    assert set(listed) == {(TrialState.WAITING,)}  # Optuna's own, which remembers where it was
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("begun", [after_a_past, long_under_way])
+def test_a_study_of_100_000_trials_stays_usable(begun):
+    """50 ms are promised, and about 25 usual."""
+    assert usual_seconds(begun(two_large(), 100_000)) < 0.050
 
 
 # --- errors, and manners -------------------------------------------------------------------------

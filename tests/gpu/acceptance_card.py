@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from acceptance_common import gpus
 
-from tunegen import calibration, compiler, perfmodel, session
+from tunegen import calibration, compiler, kernels, perfmodel, session
 from tunegen.model import (
     Candidate,
     Compiler,
@@ -101,6 +101,7 @@ def prepared(
     dtype: str | None = None,
     layout: str | None = None,
     spec: str | None = None,
+    specs: Sequence[KernelSpec] = kernels.SPECS,
     seed: int = 0,
 ) -> Iterator[Card]:
     """The first GPU with a problem prepared on it; without ``spec`` the operation's first one."""
@@ -109,8 +110,9 @@ def prepared(
     with gpus.station(gpu) as station:
         opened = station.open()
         asked = session.request(
-            operation, arch=gpu.arch, problem=problem, dtype=dtype, layout=layout, spec=spec
-        )
+            operation, arch=gpu.arch, problem=problem, dtype=dtype, layout=layout, spec=spec,
+            specs=specs,
+        )  # fmt: skip
         wanted = dataclasses.replace(asked, device=gpus.device_class(opened))
         nvrtc = compiler.NvrtcCompiler(compiler.KernelCache())
         setup = ProblemSetup(wanted.operation, wanted.device, nvrtc)

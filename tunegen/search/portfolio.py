@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tunegen.search.moves import Moves, Rows
+from tunegen.search.outcomes import History, Slow, Times, most_points
 from tunegen.search.surrogate import (
     Encoding,
     Floats,
@@ -35,20 +33,13 @@ from tunegen.search.unseen import Choices, Place, Unseen
 # spaces, without a model, ten were as good from fifty trials on, and worse before.
 _MODEL_POINTS, _CHANCE_POINTS = 10, 6
 
-# Log times are measured from the best one. Only the order among the fast matters, so slow ones
-# count as if they were at this quantile of all, or at this distance.
-_SLOW_QUANTILE, _SLOWEST, _LEAST_SLOW = 0.6, 1.0, 0.15
-
-# Of the model's times the same.
+# The model's log times count up to this distance from its best one.
 _SLOWEST_BY_MODEL = 1.5
 
 # The surrogate's scales are learned anew each time that there are so many times more outcomes, and
 # no more after the last time: by then they hardly change, and a long past is told faster.
 _FIRST_LEARNING, _GROWTH, _LAST_LEARNING = 6, 1.25, 1000
 _FEWEST_TO_LEARN = 4
-
-# Outcomes that the surrogate knows: half of them the fastest, half the latest.
-_MOST_POINTS = 300
 
 # A configuration fails where the process through failures (1) and successes (0) is above one half,
 # which is blurred a little. Even a certain failure is given some chance to run.
@@ -80,50 +71,13 @@ _WORTHWHILE = 0.1
 _BOLD_EVERY, _BOLDNESS = 4, 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Slow:
-    """The log times between which differences count."""
-
-    best: float
-    most: float
-
-    @classmethod
-    def of(cls, logs: Floats) -> _Slow:
-        """Of those of the successes, at least one."""
-        best = float(logs.min())
-        beyond = float(np.quantile(logs, _SLOW_QUANTILE)) - best
-        return cls(best, best + min(max(beyond, _LEAST_SLOW), _SLOWEST))
-
-
-class _Known:
-    """The outcomes so far, of all contenders, in the order in which they became known."""
-
-    def __init__(self) -> None:
-        self._contenders, self._rows, self._logs = array("q"), array("q"), array("d")
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, place: Place, time: float | None) -> None:
-        self._contenders.append(place.contender)
-        self._rows.append(place.row)
-        self._logs.append(math.nan if time is None else math.log(time))
-
-    def first(self, count: int) -> tuple[NDArray[np.int64], Rows, Floats]:
-        """Contenders, rows and log times of the first ones; NaN where they failed."""
-        return (
-            np.array(self._contenders, dtype=np.int64)[:count],
-            np.array(self._rows, dtype=np.int64)[:count],
-            np.array(self._logs, dtype=np.float64)[:count],
-        )
-
-
 class _Region:
-    """A contender with its surrogate's scales."""
+    """A contender with its outcomes and its surrogate's scales."""
 
     def __init__(self, contender: Choices) -> None:
         self._table = contender.table
         self._encoding = Encoding([len(p.values) for p in contender.table.space.parameters])
+        self.history = History()
         self.times, self.failures = Scales(self._encoding), Scales(self._encoding)
         self._model: Floats | None = None
         self.by_model: Rows = np.zeros(0, dtype=np.int64)
@@ -146,6 +100,15 @@ class _Region:
         model = np.zeros(len(rows)) if self._model is None else self._model[rows]
         return Points(self._encoding(self._table.indices[:, rows]), model)
 
+    def learn(self, slow: Slow, most: int) -> None:
+        """The scales, from the outcomes so far."""
+        kept, values = self.history.telling(slow, most)
+        if len(kept) >= _FEWEST_TO_LEARN:
+            self.times.learn(self.points(kept), values - values.mean())
+        kept, failed = self.history.latest(most)
+        if failed.any() and len(kept) >= _FEWEST_TO_LEARN:
+            self.failures.learn(self.points(kept).without_model(), failed)
+
 
 class Portfolio:
     """A Gaussian process for each spec, and the spec that promises most."""
@@ -155,79 +118,73 @@ class Portfolio:
 
     def __init__(self, contenders: Sequence[Choices], seed: int) -> None:
         self._regions = [_Region(contender) for contender in contenders]
-        self._known = _Known()
+        self._known, self._times = 0, Times()
         self._under_way: dict[int, Place] = {}
         self._next_learning = _FIRST_LEARNING
         self.expected_gain: float | None = None
 
     def known(self, place: Place, time: float | None) -> None:
-        self._known.add(place, time)
+        log = None if time is None else math.log(time)
+        self._regions[place.contender].history.add(place.row, log)
+        if log is not None:
+            self._times.add(log)
+        self._known += 1
+        # Scales depend on the outcomes and their order alone, not on when proposals are made.
+        if self._known == self._next_learning <= _LAST_LEARNING:
+            self._learn()
+            self._next_learning = math.ceil(self._next_learning * _GROWTH)
 
     def started(self, number: int, place: Place) -> None:
         self._under_way[number] = place
 
     def finished(self, number: int, time: float | None) -> None:
-        self._known.add(self._under_way.pop(number), time)
+        self.known(self._under_way.pop(number), time)
 
     def choose(self, unseen: Unseen, rng: np.random.Generator) -> Place:
-        # Scales depend on the outcomes and their order alone, not on when they were asked for.
-        while self._next_learning <= min(len(self._known), _LAST_LEARNING):
-            self._learn(self._next_learning)
-            self._next_learning = math.ceil(self._next_learning * _GROWTH)
-        contenders, rows, logs = self._known.first(len(self._known))
-        succeeded = ~np.isnan(logs)
-        slow = _Slow.of(logs[succeeded]) if succeeded.any() else _Slow(0.0, 0.0)
-        bold = len(rows) % _BOLD_EVERY == _BOLD_EVERY - 1
+        slow = self._times.slow()
+        bold = self._known % _BOLD_EVERY == _BOLD_EVERY - 1
         best: tuple[float, Place] | None = None
         gain = 0.0
         for position, region in enumerate(self._regions):
             if not unseen.left(position):
                 continue
-            own = contenders == position
             waiting = [p.row for p in self._under_way.values() if p.contender == position]
-            judge = _Judge(region, rows[own], logs[own], np.array(waiting, dtype=np.int64), slow)
+            judge = _Judge(region, np.array(waiting, dtype=np.int64), slow, self._most_points)
             candidates = _Candidates(position, region, unseen, judge.fastest, rng)
             value, row = candidates.best(judge, _BOLDNESS if bold else 1.0)
             if best is None or value > best[0]:
                 best = value, Place(position, row)
             gain += candidates.expected_gain(judge)
         assert best is not None
-        telling = succeeded.any() and len(rows) >= _FEWEST_TO_END
+        telling = len(self._times) > 0 and self._known >= _FEWEST_TO_END
         self.expected_gain = gain if telling else None
         return best[1]
 
-    def _learn(self, count: int) -> None:
-        contenders, rows, logs = self._known.first(count)
-        succeeded = ~np.isnan(logs)
-        if not succeeded.any():
-            return
-        slow = _Slow.of(logs[succeeded])
-        for position, region in enumerate(self._regions):
-            own = contenders == position
-            kept, values = _telling(rows[own], logs[own], slow)
-            if len(kept) >= _FEWEST_TO_LEARN:
-                region.times.learn(region.points(kept), values - values.mean())
-            kept, failed = _latest(rows[own], logs[own])
-            if failed.any() and len(kept) >= _FEWEST_TO_LEARN:
-                region.failures.learn(region.points(kept).without_model(), failed)
+    @property
+    def _most_points(self) -> int:
+        return most_points(self._known, len(self._regions))
+
+    def _learn(self) -> None:
+        if len(self._times):
+            slow = self._times.slow()
+            for region in self._regions:
+                region.learn(slow, self._most_points)
 
 
 class _Judge:
     """What is thought of a contender's configurations for one proposal."""
 
-    def __init__(
-        self, region: _Region, rows: Rows, logs: Floats, waiting: Rows, slow: _Slow
-    ) -> None:
-        """``rows`` and ``logs`` are its outcomes, ``waiting`` the rows under way, which count as
-        if they took what is expected of them."""
+    def __init__(self, region: _Region, waiting: Rows, slow: Slow, most: int) -> None:
+        """``waiting`` are the rows under way, which count as if they took what is expected of
+        them; at most so many outcomes are looked at."""
         self._region = region
         self._worthwhile = 0.0 if region.has_model else _WORTHWHILE
-        kept, values = _telling(rows, logs, slow)
+        kept, values = region.history.telling(slow, most)
         # Without a success it is taken to be neither fast nor slow.
         self._mean = float(values.mean()) if len(values) else (slow.most - slow.best) / 2
         points, values = region.points(kept), values - self._mean
         self._surrogate = Surrogate(region.times, points, values)
-        latest, failed = _latest(rows, logs)
+        latest, failed = region.history.latest(most)
         self._failures: Surrogate | None = None
         if failed.any():
             tried = region.points(latest).without_model()
@@ -312,20 +269,3 @@ class _Candidates:
             ranks = rng.random(_GOOD_BY_MODEL) ** _GOOD_POWER * len(by_model)
             found.append(by_model[ranks.astype(np.int64)])
         return self._unseen.among(self._contender, np.concatenate(found))
-
-
-def _telling(rows: Rows, logs: Floats, slow: _Slow) -> tuple[Rows, Floats]:
-    """Successes with their log times above the best, the fastest and the latest of them."""
-    succeeded = ~np.isnan(logs)
-    rows, logs = rows[succeeded], logs[succeeded]
-    if len(rows) > _MOST_POINTS:
-        half = _MOST_POINTS // 2
-        fastest = np.argsort(logs, kind="stable")[:half]
-        kept = np.union1d(fastest, np.arange(len(rows) - half, len(rows)))
-        rows, logs = rows[kept], logs[kept]
-    return rows, np.minimum(logs, slow.most) - slow.best
-
-
-def _latest(rows: Rows, logs: Floats) -> tuple[Rows, Floats]:
-    """The latest outcomes: 1 where they are failures, 0 where not."""
-    return rows[-_MOST_POINTS:], np.isnan(logs[-_MOST_POINTS:]).astype(np.float64)

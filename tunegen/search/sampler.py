@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,7 @@ import optuna
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
+from optuna.storages import InMemoryStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -49,6 +52,8 @@ class _Reading:
     course: Course
     # Trials before this position are all finished and known.
     settled: int = 0
+    # The highest number of a trial.
+    last: int = -1
     # Those after it that are finished and known, by number.
     finished: set[int] = field(default_factory=set)
     claims: dict[int, tuple[Place, Origin]] = field(default_factory=dict)
@@ -155,8 +160,8 @@ class ConfigSampler(BaseSampler):
         expected to save at most: the sum over all of what each one saves on average, counting 0
         where it is slower. None before there is a first guess, and of samplers without one."""
         with self._lock:
-            number = self.first_number + len(study.get_trials(deepcopy=False))
-            return self._read(study, None).course.expected_gain(number)
+            reading = self._read(study, None)
+            return reading.course.expected_gain(self.first_number + reading.last + 1)
 
     # --- as Optuna calls it ----------------------------------------------------------------------
 
@@ -289,14 +294,11 @@ class ConfigSampler(BaseSampler):
                 course.know(place, time)
             reading = self._reading = _Reading(study, course)
         minimise = study.direction == StudyDirection.MINIMIZE
-        trials = study.get_trials(deepcopy=False)
-        settled = reading.settled
-        # A pruner may show only some of the trials at a time.
-        whole = settled <= len(trials) and (not settled or trials[settled - 1].number < settled)
+        trials = _unsettled(study, reading.settled)
         fresh = []
-        for trial in trials[settled:] if whole else trials:
+        for trial in trials:
             number = trial.number
-            if number < settled or number in reading.finished or number == current:
+            if number in reading.finished or number == current:
                 continue
             if trial.state.is_finished():
                 fresh.append(trial)
@@ -327,11 +329,29 @@ class ConfigSampler(BaseSampler):
             reading.course.know(place, time)
 
     def _settle(self, reading: _Reading, trials: Sequence[FrozenTrial]) -> None:
-        settled = reading.settled
-        while settled < len(trials) and trials[settled].number == settled in reading.finished:
-            reading.finished.remove(settled)
-            settled += 1
-        reading.settled = settled
+        for trial in trials:
+            if trial.number != reading.settled or trial.number not in reading.finished:
+                break
+            reading.finished.remove(trial.number)
+            reading.settled += 1
+        reading.last = max(reading.last, trials[-1].number if trials else -1)
+
+
+def _unsettled(study: Study, settled: int) -> list[FrozenTrial]:
+    """The trials of ``study`` with numbers from ``settled`` on, in order."""
+    storage = study._storage
+    if type(study) is Study and isinstance(storage, InMemoryStorage):
+        # One by one: a copy of the list of all takes milliseconds where there are many.
+        found: list[FrozenTrial] = []
+        with contextlib.suppress(KeyError):  # there is no more
+            for number in itertools.count(settled):
+                trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+                found.append(storage.get_trial(trial_id))
+        return found
+    trials = study.get_trials(deepcopy=False)
+    # A pruner may show only some of the trials at a time.
+    first = bisect.bisect_left(trials, settled, key=lambda trial: trial.number)
+    return trials[first:]
 
 
 def _any_seed() -> int:
