@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tunegen import codegen, compiler, store
 from tunegen.errors import UsageError, unknown
 from tunegen.model import Config, DeviceIdentity, Evaluator, KernelSpec, Trial
 from tunegen.search import Contender
 from tunegen.session.resolve import Request
-from tunegen.store import Study, StudyInfo, StudyKey
+from tunegen.store import Carried, Received, Study, StudyInfo, StudyKey
 
 
 def open_study(
@@ -67,11 +68,51 @@ def find_study(name: str, storage: str | None = None) -> tuple[StudyInfo, tuple[
     """The study of that name, or the only one whose name begins so, and what was wrong with the
     storage. Raises :class:`UsageError` where there is none or several."""
     studies, warnings = store.list_studies(storage)
-    found = [info for info in studies if info.name == name]
-    found = found or [info for info in studies if info.name.startswith(name)]
-    if not found:
-        raise unknown("study", name, [info.name for info in studies], hint="tunegen study list")
-    if len(found) > 1:
-        names = ", ".join(info.name for info in found)
-        raise UsageError(f"{len(found)} studies begin with {name!r}: {names}")
-    return found[0], warnings
+    (chosen,) = _choose([name], [info.name for info in studies], "tunegen study list")
+    return next(info for info in studies if info.name == chosen), warnings
+
+
+def export_studies(
+    file: Path | str, names: Sequence[str] = (), storage: str | None = None
+) -> tuple[tuple[Carried, ...], tuple[str, ...]]:
+    """Write the studies of these names, or those whose names begin so, to ``file``; all without
+    names. Gzipped where it ends in ".gz"; a file that is there is replaced.
+
+    Returns what was written, and what was wrong with the storage. Raises :class:`UsageError`
+    where there is no such study, or none at all; then nothing is written.
+    """
+    studies, warnings = store.collect(
+        storage, lambda known: _choose(names, known, "tunegen study list")
+    )
+    if not studies:
+        raise UsageError("there are no studies to export", hint="tunegen study list")
+    store.write(studies, Path(file))
+    return studies, warnings
+
+
+def import_studies(
+    file: Path | str, names: Sequence[str] = (), storage: str | None = None
+) -> tuple[Received, ...]:
+    """Add the trials of the studies in ``file`` to those of a storage, as
+    :func:`tunegen.store.receive` says; ``names`` as in :func:`export_studies`.
+
+    Raises :class:`UsageError` for a file that is damaged or not one of studies, and for a study
+    that it does not have; then nothing is written.
+    """
+    studies = store.read_file(Path(file))
+    known = [study.name for study in studies]
+    chosen = _choose(names, known, f"it has {', '.join(known)}" if known else "it has none")
+    return store.receive(storage, [study for study in studies if study.name in chosen])
+
+
+def _choose(names: Sequence[str], known: Sequence[str], hint: str) -> list[str]:
+    """Of the ``known`` names those that are named, or that alone begin so; all if none is."""
+    chosen = []
+    for name in names:
+        found = [name] if name in known else [k for k in known if k.startswith(name)]
+        if not found:
+            raise unknown("study", name, known, hint=hint)
+        if len(found) > 1:
+            raise UsageError(f"{len(found)} studies begin with {name!r}: {', '.join(found)}")
+        chosen += found
+    return chosen if names else list(known)
