@@ -68,6 +68,12 @@ _GPU_OPTIONS: tuple[_Option, ...] = (
         "--fresh", is_flag=True, help="Begin anew instead of going on with the trials kept."
     ),
     storage_option,
+    click.option(
+        "--study",
+        metavar="NAME",
+        help="The name that the study must have, or how it begins: another problem or another "
+        "kind of GPU is refused.",
+    ),
 )
 
 

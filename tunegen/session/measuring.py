@@ -43,6 +43,7 @@ class Measuring:
     deterministic: bool = False
     shared: bool = False
     storage: str | None = None
+    study: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ def measure(
         study = stack.enter_context(
             open_study(
                 wanted, contenders, judge, storage=how.storage, fresh=how.fresh,
+                named=how.study,
                 # Times of a card that others use are a study of their own.
                 policy=f"{policy}-shared" if how.shared else policy,
                 tolerance=max(c.spec.tolerance(wanted.problem) for c in contenders),
@@ -155,6 +157,7 @@ def measure(
             budget=budget,
             past=past,
             keep=_keep(study, wanted),
+            study=study if standing is None else None,  # there is nothing to share
             finals=finals,
             on_event=on_event,
         )
@@ -222,13 +225,13 @@ def _standing(database: Database, wanted: Request, past: Sequence[Trial]) -> Tun
     return record if ours and "unfinished" not in record.measurement.details else None
 
 
-def _keep(study: Study, wanted: Request) -> Callable[[Trial, tuple[CompiledKernel, ...]], None]:
+def _keep(study: Study, wanted: Request) -> Callable[[Trial, tuple[CompiledKernel, ...]], bool]:
     specs = {spec.name: spec for spec in wanted.specs}
 
-    def keep(trial: Trial, kernels: tuple[CompiledKernel, ...]) -> None:
+    def keep(trial: Trial, kernels: tuple[CompiledKernel, ...]) -> bool:
         digests = source_digests(wanted, specs[trial.spec], trial.config)
         cubins = {kernel.name: hashlib.sha256(kernel.cubin).hexdigest() for kernel in kernels}
-        study.add(trial, digests, cubins)
+        return study.add(trial, digests, cubins)
 
     return keep
 

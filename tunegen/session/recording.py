@@ -51,7 +51,7 @@ def make_record(
         measurement = dataclasses.replace(
             measurement,
             policy=SEARCH_POLICY,
-            details={**measurement.details, "unfinished": "interrupted before the finals"},
+            details={**measurement.details, "unfinished": _why_unfinished(run)},
         )
         limits = (*limits, *_only(wanted.problem))
         default = None  # its time is of another policy now
@@ -81,6 +81,10 @@ def make_record(
         command=command,
     )
     return _proven(record, run.contest)
+
+
+def _why_unfinished(run: tuner.TuneRun) -> str:
+    return f"{run.left_to} plays the finals" if run.left_to else "interrupted before the finals"
 
 
 def _only(problem: Problem) -> tuple[Limit, ...]:

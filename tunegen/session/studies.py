@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,12 +24,14 @@ def open_study(
     tolerance: float | None = None,
     storage: str | None = None,
     fresh: bool = False,
+    named: str | None = None,
 ) -> Study:
-    """The study of a request, whose device must be the one that runs the trials.
+    """The study of a request, whose device must be the one that runs the trials. Where it is
+    ``named``, it must be the one of that name, or whose name begins so.
 
     Its trials are those whose configuration is still valid and whose sources are still generated
     as they were, which takes about a millisecond each to find out. Raises as
-    :meth:`tunegen.store.Study.open` does.
+    :meth:`tunegen.store.Study.open` does, and :class:`UsageError` where another study was named.
     """
     rows = {contender.spec.name: contender for contender in contenders}
 
@@ -49,7 +52,18 @@ def open_study(
         toolkit=compiler.nvrtc_version() if evaluator.needs_kernels else "",
         spaces={contender.spec.name: contender.table.space for contender in contenders},
     )
+    if named is not None:
+        _check_name(key, named)
     return Study.open(storage, key, usable=usable, fresh=fresh)
+
+
+def _check_name(key: StudyKey, named: str) -> None:
+    name = key.name(1)
+    if not name.startswith(named) and not re.fullmatch(rf"{re.escape(name)}-[1-9]\d*", named):
+        raise UsageError(
+            f"study {named!r} is not that of this problem on {key.device.name} ({name})",
+            hint="without --study that one is used",
+        )
 
 
 def source_digests(wanted: Request, spec: KernelSpec, config: Config) -> dict[str, str]:

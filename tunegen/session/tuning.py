@@ -28,7 +28,9 @@ from tunegen.session.warmstart import KnownPoint, warm_points
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What a tune found. ``record`` is in the database at ``path``, None where it is not new.
+    """What a tune found. ``record`` is in the database at ``path``, None where it is not new, or
+    where another host of the study plays the finals (``run.left_to``): then it is what was best in
+    the search so far.
 
     ``floor`` is the least time the device class allows, and what binds it. ``evidence`` is
     "predicted" wherever no GPU has run the kernels; ``known`` is then what a GPU has measured
@@ -76,6 +78,7 @@ def tune(
     fresh: bool = False,
     warm: bool = True,
     storage: str | None = None,
+    study: str | None = None,
     db: Path | str | None = None,
     cache: Path | str | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
@@ -99,18 +102,19 @@ def tune(
     ``warm`` False. The same ``seed`` gives the same trials where these are the same.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
-    Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
-    anew. The finals take ``finals_seconds``; ``policy`` says what decides them: "burst",
-    "sustained", "warm", or "auto" for the one that fits the length of a call. ``deterministic``
-    leaves out kernels whose results differ from run to run. ``on_event`` is called after every
-    trial, ``on_note`` with what a user should know.
+    Trials are kept in ``storage``, and a later call goes on where this one ended; calls on several
+    hosts at once share a study, see :func:`tunegen.tuner.tune`. ``study`` is the beginning of the
+    name that it must have; ``fresh`` begins anew. The finals take ``finals_seconds``; ``policy``
+    says what decides them: "burst", "sustained", "warm", or "auto" for the one that fits the length
+    of a call. ``deterministic`` leaves out kernels whose results differ from run to run.
+    ``on_event`` is called after every trial, ``on_note`` with what a user should know.
 
     Raises :class:`tunegen.errors.UsageError` for names and values that do not exist,
     :class:`NoValidConfig` where constraints leave nothing, :class:`DeviceError` where a GPU was
     asked for and there is none, or it cannot be used.
     """
     budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds, least_gain)
-    how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage)
+    how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage, study)
     search.check_choice(sampler, seed)
     ask = functools.partial(
         request, operation, problem=problem, dtype=dtype, layout=layout, attributes=attributes,
@@ -139,6 +143,7 @@ def _measuring(
     deterministic: bool,
     shared: bool,
     storage: str | None,
+    study: str | None,
 ) -> Measuring:
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
@@ -151,6 +156,7 @@ def _measuring(
         deterministic=deterministic,
         shared=shared,
         storage=storage,
+        study=study,
     )
 
 
@@ -251,7 +257,11 @@ class _Job:
                 driver=found.opened.driver, shared=found.shared,
             )  # fmt: skip
             # What was cut short does not stand beside what was not.
-            if run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
+            if run.left_to:
+                self.on_note(
+                    f"{run.left_to} goes on with the study, and records the winner of its finals"
+                )
+            elif run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
                 path = self.database.put(record)
         else:
             more = f"--trials {2 * len(run.trials)}"

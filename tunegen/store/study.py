@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -18,11 +18,12 @@ from tunegen.errors import unknown
 from tunegen.model import Space, Trial
 from tunegen.store.form import StoredTrial, decode, encode
 from tunegen.store.key import StudyKey
-from tunegen.store.reading import newest_of, read, studies_of
+from tunegen.store.reading import Text, newest_of, studies_of, texts
 from tunegen.store.salvage import FACTS_KEY, TRIAL_KEY
 
 if TYPE_CHECKING:
     from tunegen.store.connection import Connection
+    from tunegen.store.hosts import Hosts
 
 # The fastest of a study are found by their values; only theirs are decoded.
 _FASTEST = """
@@ -63,7 +64,10 @@ class Study:
             "generation": self._generation,
             "created": _now(),
         }
-        self._study = begin(connection, self.name, facts)
+        self._study_id = begin(connection, self.name, facts)
+        self._hosts: Hosts | None = None
+        # The last trial that was read, and how many usable ones there are up to it.
+        self.last_id, self._known = -1, 0
         self._spaces = dict(sorted(key.spaces.items()))
         self._choices = _choices_of(self._spaces)
 
@@ -100,7 +104,7 @@ class Study:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was wrong with the storage and what became of it, one line each."""
-        unreadable = self._stored().count(None)
+        unreadable = sum(decode(each.text) is None for each in self._texts())
         if not unreadable:
             return self._connection.warnings
         lost = f"{unreadable} trials of {self.name} cannot be read and are left out"
@@ -109,26 +113,50 @@ class Study:
     def trials(self) -> tuple[Trial, ...]:
         """The usable trials of the study and its family, those of other processes included, in
         the order in which they were added and numbered in it from 0."""
-        usable = (
-            stored.trial
-            for stored in self._stored()
-            if stored is not None and self._usable(stored.trial, stored.digests)
-        )
-        return tuple(replace(trial, number=number) for number, trial in enumerate(usable))
+        found = self._texts()
+        mine = (each.trial_id for each in found if each.study_id == self._study_id)
+        self.last_id, self._known = max(mine, default=-1), 0
+        return self._numbered(found)
 
-    def _stored(self) -> list[StoredTrial | None]:
+    def news(self) -> tuple[Trial, ...]:
+        """The usable trials that were added since this or :meth:`trials` was called last, by
+        whomever; numbered on. Those of other studies of the family are left to the next run."""
+        found = texts(self._connection, [self._study_id], self.last_id)
+        if found:
+            self.last_id = found[-1].trial_id
+        return self._numbered(found)
+
+    def _numbered(self, found: Iterable[Text]) -> tuple[Trial, ...]:
+        trials = []
+        for each in found:
+            stored = decode(each.text)
+            if stored is not None and self._usable(stored.trial, stored.digests):
+                trials.append(replace(stored.trial, number=self._known))
+                self._known += 1
+        return tuple(trials)
+
+    def _texts(self) -> list[Text]:
         """What the studies of the family hold, in the order in which it was added."""
         studies = [
             row.study_id
             for row in studies_of(self._connection)
             if (row.facts["family"], row.facts["generation"]) == (self._family, self._generation)
         ]
-        return [stored for _, stored in read(self._connection, studies)]
+        return texts(self._connection, studies)
+
+    def join(self) -> Hosts:
+        """Work on the study together with all others that do. What this host claims is settled by
+        :meth:`add`."""
+        from tunegen.store.hosts import Hosts
+
+        self._hosts = Hosts(self._connection, self._study_id)
+        return self._hosts
 
     def add(
         self, trial: Trial, digests: Mapping[str, str], cubins: Mapping[str, str] | None = None
-    ) -> None:
-        """Store a finished trial; it is on disk when this returns.
+    ) -> bool:
+        """Store a finished trial; it is on disk when this returns. False where it was claimed, and
+        another host has taken the claim over: then it is not stored, but that host's will be.
 
         ``digests`` are those of its sources by kernel (:func:`tunegen.compiler.identity`),
         ``cubins`` the SHA-256 of what was compiled from them. Its number is not stored: it is the
@@ -142,7 +170,18 @@ class Study:
             raise unknown("spec of the study", trial.spec, self._spaces)
         trial = replace(trial, config=space.config(trial.config))
         stored = StoredTrial(trial, digests, cubins or {}, _now())
-        add_trial(self._connection, self._study, stored, self._choices)
+        hosts = self._hosts
+        if hosts is None or not hosts.holds(trial.spec, trial.config):
+            add_trial(self._connection, self._study_id, stored, self._choices)
+            return True
+        from tunegen.store.hosts import ClaimLost
+
+        try:
+            with hosts.settling(trial.spec, trial.config):
+                add_trial(self._connection, self._study_id, stored, self._choices)
+        except ClaimLost:
+            return False
+        return True
 
     def others(self) -> dict[int, Mapping[str, Any]]:
         """The facts of the studies of other families that tunes use today, by their ids in the
@@ -206,19 +245,20 @@ def _chosen(trial: Trial, choices: Choices) -> dict[str, int | str]:
     return {name: value for name, value in values.items() if name in choices}
 
 
-def begin(connection: Connection, name: str, facts: Mapping[str, Any]) -> optuna.Study:
-    """The study of that name, which is created with these facts where there is none."""
+def begin(connection: Connection, name: str, facts: Mapping[str, Any]) -> int:
+    """The storage's id of the study of that name, which is created with these facts where there is
+    none."""
     with connection.failures(), _quiet():
         study = optuna.create_study(
             storage=connection.storage, study_name=name, load_if_exists=True
         )
         if FACTS_KEY not in study.user_attrs:
             study.set_user_attr(FACTS_KEY, dict(facts))
-    return study
+        return connection.storage.get_study_id_from_name(name)
 
 
 def add_trial(
-    connection: Connection, study: optuna.Study, stored: StoredTrial, choices: Choices
+    connection: Connection, study_id: int, stored: StoredTrial, choices: Choices
 ) -> None:
     """Store a trial in one transaction."""
     outcome = stored.trial.outcome
@@ -228,7 +268,8 @@ def add_trial(
     }
     content = encode(stored)
     with connection.failures():
-        study.add_trial(
+        connection.storage.create_new_trial(
+            study_id,
             create_trial(
                 # A failure is pruned, as in the search: it has no value and ranks last.
                 state=TrialState.COMPLETE if outcome.ok else TrialState.PRUNED,
@@ -236,7 +277,7 @@ def add_trial(
                 params=params,
                 distributions=distributions,
                 user_attrs={TRIAL_KEY: content},
-            )
+            ),
         )
 
 

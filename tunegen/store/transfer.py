@@ -89,7 +89,7 @@ def collect(
 
 
 def _collect(connection: Connection, row: Row) -> Carried:
-    stored = [text for _, text in texts(connection, [row.study_id])]
+    stored = [found.text for found in texts(connection, [row.study_id])]
     sound = tuple(text for text in stored if decode(text) is not None)
     found = connection.rows(_PARAMETERS, study=row.study_id)
     choices = {name: tuple(json.loads(text)["attributes"]["choices"]) for name, text in found}
@@ -257,12 +257,11 @@ def _check_fit(connection: Connection, study: Carried, there: Row | None) -> Non
 
 
 def _receive(connection: Connection, study: Carried) -> int:
-    opened = begin(connection, study.name, study.facts)
-    row = next(row for row in studies_of(connection) if row.name == study.name)
-    known = Counter(_identity(text) for _, text in texts(connection, [row.study_id]))
+    study_id = begin(connection, study.name, study.facts)
+    known = Counter(_identity(found.text) for found in texts(connection, [study_id]))
     missing = list(_missing(study.trials, known))
     for stored in missing:
-        add_trial(connection, opened, stored, study.choices)
+        add_trial(connection, study_id, stored, study.choices)
     return len(missing)
 
 

@@ -49,7 +49,8 @@ class TuneRun:
     the evaluator had nothing to do because nothing was compiled yet. After ``near_best_seconds``
     the search had a configuration within 2 % of the winner, by the search's times.
     ``expected_gain`` is the share of the best time that all configurations left together were
-    expected to save, where that ended the search.
+    expected to save, where that ended the search. ``elsewhere`` of the trials were made by other
+    hosts meanwhile; ``left_to`` names the one that was left to play the finals.
     """
 
     trials: tuple[Trial, ...]
@@ -67,6 +68,8 @@ class TuneRun:
     near_best_seconds: float | None = None
     contest: Contest | None = None
     expected_gain: float | None = None
+    elsewhere: int = 0
+    left_to: str = ""
 
 
 class Log:
@@ -86,6 +89,7 @@ class Log:
         self._best: Trial | None = None
         self._compiled = self._cache_hits = 0
         self._compile_seconds = self._wait_seconds = 0.0
+        self._elsewhere = 0
         for trial in past:
             self._add(trial, 0.0)
         self._past = len(past)
@@ -119,8 +123,10 @@ class Log:
         finally:
             self._wait_seconds += time.perf_counter() - started
 
-    def add(self, trial: Trial, built: Built) -> None:
-        for kernel in built.kernels or ():
+    def add(self, trial: Trial, built: Built | None) -> None:
+        """A trial and what was built for it: None where that was another host's."""
+        self._elsewhere += built is None
+        for kernel in (built.kernels if built is not None else None) or ():
             if kernel.from_cache:
                 self._cache_hits += 1
             else:
@@ -164,7 +170,9 @@ class Log:
         yield from default[-1:]
         yield from sorted(rest, key=lambda trial: (steady_us(trial.outcome), trial.number))
 
-    def run(self, stop_reason: StopReason, repeats: int, contest: Contest | None) -> TuneRun:
+    def run(
+        self, stop_reason: StopReason, repeats: int, contest: Contest | None, left_to: str = ""
+    ) -> TuneRun:
         trials, best, default = tuple(self._trials), self._best, self._default
         if contest is not None:
             trials = tuple(_judged(trial, contest) for trial in trials)
@@ -189,6 +197,8 @@ class Log:
             near_best_seconds=self._near_best(best),
             contest=contest,
             expected_gain=self.expected_gain,
+            elsewhere=self._elsewhere,
+            left_to=left_to,
         )
 
     def _near_best(self, best: Trial | None) -> float | None:
