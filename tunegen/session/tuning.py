@@ -105,8 +105,8 @@ def tune(
     Trials are kept in ``storage``, and a later call goes on where this one ended; calls on several
     hosts at once share a study, see :func:`tunegen.tuner.tune`. ``study`` is the beginning of the
     name that it must have; ``fresh`` begins anew. The finals take ``finals_seconds``; ``policy``
-    says what decides them: "burst", "sustained", "warm", or "auto" for the one that fits the length
-    of a call. ``deterministic`` leaves out kernels whose results differ from run to run.
+    says what decides them: "burst", "sustained", "warm", or "auto" for the one that fits how long
+    a call takes. ``deterministic`` leaves out kernels whose results differ from run to run.
     ``on_event`` is called after every trial, ``on_note`` with what a user should know.
 
     Raises :class:`tunegen.errors.UsageError` for names and values that do not exist,
