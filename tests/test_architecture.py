@@ -78,7 +78,7 @@ LONG_FILES: dict[str, str] = {}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PYTHON = sorted([*MODULES, *(ROOT / "tests").rglob("*.py")])
-TEMPLATE_FILES = sorted(path for path in TEMPLATES.rglob("*") if path.is_file())
+TEMPLATE_FILES = sorted(p for p in TEMPLATES.rglob("*") if p.suffix in (".cuh", ".jinja"))
 
 
 def name_of(path: Path) -> str:

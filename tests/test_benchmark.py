@@ -128,8 +128,8 @@ def no_operands(monkeypatch):
     monkeypatch.setattr(worker, "Contest", lambda gpu, monitor, operands: Nobody())
 
 
-def one(name="matmul", problem="512x512x512", **options):
-    (result,) = bench(name, [problem], **options)
+def one(name="matmul", problem="512x512x512", dtype="fp32", **options):
+    (result,) = bench(name, [problem], dtype=dtype, **options)
     return result
 
 
@@ -277,7 +277,8 @@ def test_bad_values_are_told_before_a_gpu_is_looked_for(machine):
 
 
 def wanted_for(name="matmul", problem="4096x4096x4096"):
-    return dataclasses.replace(request(name, arch="sm_90", problem=problem), device=DEVICE)
+    wanted = request(name, arch="sm_90", problem=problem, dtype="fp32")
+    return dataclasses.replace(wanted, device=DEVICE)
 
 
 class OneRecord:

@@ -796,6 +796,29 @@ def test_tensor_maps_are_shipped_as_formulas(tmp_path):
         made.plan(entry, {name: n for name, n in problem.names.items() if name != "lda"})
 
 
+def with_programmatic_launch():
+    def plan(config, problem, sizes):
+        (launch,) = matmul_naive.SPEC.plan(config, problem, sizes).launches
+        return LaunchPlan((replace(launch, programmatic=True),))
+
+    return replace(matmul_naive.SPEC, plan=plan)
+
+
+def test_programmatic_launches_are_shipped_and_older_manifests_have_plain_ones(tmp_path):
+    spec = with_programmatic_launch()
+    made, entry = opened(tmp_path / "out", entry_for(["sm_90"], spec=spec))
+    names = spec.operation.problem("100x64x72").names
+    assert [launch.programmatic for launch in made.plan(entry, names).launches] == [True]
+
+    def forget(manifest):
+        assert manifest["entries"][0]["plan"]["launches"][0].pop("programmatic") is True
+
+    edit(made.folder, forget)
+    older = Bundle.open(made.folder)
+    (entry,) = older.manifest.entries
+    assert [launch.programmatic for launch in older.plan(entry, names).launches] == [False]
+
+
 def test_the_schema_says_how_to_encode_a_tensor_map():
     described = bundle.manifest_schema()["$defs"]["TensorMap"]["description"]
     for word in ("cuTensorMapEncodeTiled", "globalAddress", "globalDim", "globalStrides", "boxDim",

@@ -707,6 +707,16 @@ def test_what_was_measured_is_found_again(card):
     assert listed.calibration == result.calibration
 
 
+def test_runs_under_one_driver_are_joined(card):
+    once = session.calibrate().calibration
+    twice = session.calibrate().calibration
+    assert (once.runs, twice.runs) == (1, 2)
+    copy, before = twice.largest("copy"), once.largest("copy")
+    assert copy.us.repeats > before.us.repeats
+    assert copy.us.low <= before.us.low <= before.us.high <= copy.us.high
+    assert session.calibrate(fresh=True).calibration.runs == 1
+
+
 def test_a_card_that_others_use_is_not_calibrated(card):
     card.found = dataclasses.replace(
         card.found, devices=(dataclasses.replace(GPU, other_processes=2),)
@@ -904,6 +914,7 @@ def test_predictions_say_that_they_are_calibrated():
 # --- files ---------------------------------------------------------------------------------------
 
 VALUES = st.floats(1e-6, 1e9)
+SIZES = ((2**22, 2**25, 2**30), (2**22, 2**30), (2**25, 2**31))
 FIGURES = st.builds(
     lambda numbers, repeats, config: Figure(
         sorted(numbers)[1], min(numbers), max(numbers), repeats, config, 3
@@ -935,6 +946,42 @@ def test_a_later_one_takes_the_place_of_an_earlier_one(tmp_path):
     assert calibration.save(first, tmp_path) == calibration.save(second, tmp_path)
     assert calibration.find(H200, tmp_path) == second
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+@given(st.data())
+def test_joined_runs_are_the_fastest_with_the_spread_of_all(data):
+    """Floors of the joined are no higher than of either, and both are within its spread."""
+    rates = st.fixed_dictionaries(dict.fromkeys(("read", "add", "copy", "write"),
+                                                st.floats(3000, 4700)))  # fmt: skip
+    runs = [
+        calibration_of(H200, gbps=data.draw(rates), sizes=data.draw(st.sampled_from(SIZES)))
+        for _ in range(2)
+    ]
+    joined = runs[0].joined(runs[1])
+    assert joined.runs == 2
+    for name, points in joined.streams.items():
+        known = {}
+        for run in runs:
+            for point in run.streams[name]:
+                known.setdefault(point.bytes, []).append(point.us)
+        assert [point.bytes for point in points] == sorted(known)
+        for point in points:
+            own = known[point.bytes]
+            assert point.us.median == min(figure.median for figure in own)
+            assert point.us.low == min(figure.low for figure in own)
+            assert point.us.high == max(figure.high for figure in own)
+    assert joined.peak_tflops["fp32"] == dataclasses.replace(
+        runs[0].peak_tflops["fp32"], repeats=14
+    )
+
+
+def test_what_one_run_lacks_is_the_others():
+    whole = calibration_of(H200)
+    bare = dataclasses.replace(whole, l2_read_gbps=None, peak_tflops={}, streams={})
+    for joined in (whole.joined(bare), bare.joined(whole)):
+        assert joined.l2_read_gbps == whole.l2_read_gbps
+        assert joined.peak_tflops == whole.peak_tflops
+        assert joined.streams == whole.streams
 
 
 @pytest.mark.parametrize(

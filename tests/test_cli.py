@@ -89,7 +89,10 @@ BAD = {
     "inspect matmul --arch sm_90 --param BLOCK=1": (2, "did you mean BLOCK"),
     "inspect matmul --arch sm_90 --param BLOCK_M=3": (2, "its values are"),
     "inspect matmul --arch sm_90 --param BLOCK_M=x": (2, "whole number"),
-    "inspect matmul --arch sm_90 --param BLOCK_M=8 --param WARP_M=128": (1, "divides BLOCK_M"),
+    "inspect matmul --arch sm_80 --spec simt --param BLOCK_M=8 --param WARP_M=128": (
+        1,
+        "divides BLOCK_M",
+    ),
     "export matmul --arch sm_90": (2, "--out"),
     "export matmul --out x": (2, "--arch"),
     "export matmull --arch sm_90 --out x": (2, "did you mean matmul"),
@@ -232,7 +235,9 @@ def test_kernels_lists_every_spec(tunegen):
 
 
 def test_constraint_counts_and_valid_configurations_make_up_the_space(tunegen):
-    code, out, _ = tunegen("kernels", "matmul", "--problem", "100x50x1000", "--json")
+    code, out, _ = tunegen(
+        "kernels", "matmul", "--problem", "100x50x1000", "--dtype", "fp32", "--json"
+    )
     assert code == 0
     taken = [spec for spec in json.loads(out) if not spec["refusal"]]
     assert {spec["spec"] for spec in taken} == {"simt", "naive"}
@@ -562,8 +567,9 @@ def test_counts_agree_with_their_noun():
 def test_records_that_differ_in_attributes_look_different(tunegen):
     for extra in ((), ("--attribute", "lda=72", "--attribute", "beta=1")):
         tunegen(
-            "tune", "matmul", "--arch", "sm_90", "--problem", "64x64x64", "--trials", 1, *extra
-        )
+            "tune", "matmul", "--arch", "sm_90", "--problem", "64x64x64", "--dtype", "fp32",
+            "--trials", 1, *extra,
+        )  # fmt: skip
     _, out, err = tunegen("db", "list")
     assert err == "2 records\n"
     assert "64x64x64 fp32 nn beta=1 lda=72" in out

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ from tunegen.runner.timing import LEAST_INTERVAL_US
 from tunegen.session import gpu
 from tunegen.session.gpu import choose_gpu
 from tunegen.session.setups import ProblemSetup, draw, rotation, widened
-from tunegen.tuner import DEFAULT_TRIALS
+from tunegen.session.tuning import _more
+from tunegen.tuner import DEFAULT_TRIALS, Budget
 
 H200 = GpuInfo(0, "NVIDIA H200", "GPU-1", "sm_90", 150 << 30, 149 << 30)
 A10 = GpuInfo(1, "NVIDIA A10", "GPU-2", "sm_86", 24 << 30, 23 << 30)
@@ -247,6 +249,19 @@ def test_a_space_with_every_fault_in_it(tune, tmp_path):
     assert stored["records"] == [record]
     assert result["seconds"]["lost"] >= 0.5
     assert result["seconds"]["near_best"] <= result["trials"]["seconds"]
+
+
+@pytest.mark.parametrize("gain", [None, 0.003, 0.0, 5e-324])
+def test_what_is_said_to_go_on_is_taken(gain):
+    run = types.SimpleNamespace(trials=(None,) * 40, expected_gain=gain)
+    option, *value = _more(run).split()
+    if option == "--trials":
+        assert Budget(int(*value)).trials > 40
+    elif option == "--least-gain":
+        assert not Budget(40, least_gain=float(*value)).is_enough(gain)
+    else:
+        assert value == ["out", "--least-gain"]
+        assert gain < 1e-300
 
 
 @pytest.mark.nvrtc

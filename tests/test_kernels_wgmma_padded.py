@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""matmul wgmma_padded: the copies of operands whose rows the copy engine cannot read."""
+"""matmul wgmma_padded: the copies of operands whose rows do not lie in whole lines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 from emulator import build
 from emulator.memory import Region
 
-from tunegen import kernels, perfmodel
+from tunegen import codegen, kernels, perfmodel
+from tunegen.compiler import NvrtcCompiler
 from tunegen.kernels import matmul_wgmma_padded
+from tunegen.model import SM_COUNT
 
 MATMUL = kernels.operation("matmul")
 H200 = next(chip for chip in perfmodel.CHIPS if chip.name == "NVIDIA H200")
@@ -84,3 +86,25 @@ def test_a_grid_covers_every_vector():
         each = matmul_wgmma_padded.PAD_THREADS * matmul_wgmma_padded.PAD_UNROLL
         blocks = matmul_wgmma_padded.copy_blocks(rows, columns)
         assert (blocks - 1) * each < vectors <= blocks * each
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("size", ["3x0x300x77", "3x200x0x77", "0x200x300x77"])
+def test_nothing_is_copied_for_an_output_without_elements(size, layout):
+    problem = MATMUL.problem("3x200x300x77", dtype="bf16", layout=layout)
+    plan = SPEC.symbolic_plan(SPEC.default(problem, H200), problem)
+    copied = [launch.kernel for launch in plan.bind({**problem.names, SM_COUNT: 132}).launches]
+    assert copied.count(matmul_wgmma_padded.PAD) == 2
+    empty = MATMUL.problem(size, dtype="bf16", layout=layout)
+    bound = plan.bind({**empty.names, SM_COUNT: 132})
+    assert (bound.launches, bound.workspace_bytes, bound.tensor_maps) == ((), 0, ())
+
+
+@pytest.mark.nvrtc
+def test_a_default_with_all_of_an_epilogue_is_not_rejected():
+    special = {"beta": 1, "bias": 1, "activation": "gelu"}
+    for size in ("3000x5000x77", "3000x5001x77"):  # C stored by the copy engine, and by threads
+        problem = MATMUL.problem(size, dtype="bf16", layout="nt", **special)
+        for source in codegen.render(SPEC, SPEC.default(problem, H200), problem, H200.arch):
+            kernel = NvrtcCompiler().compile(source, SPEC.target(H200.arch))
+            assert not kernel.rejection

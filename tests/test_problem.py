@@ -60,7 +60,7 @@ def test_a_problem_is_read_back_from_its_own_words(data):
     """Text, dtype, layout and special attributes say everything: they give an equal problem."""
     chosen = data.draw(st.sampled_from(OPERATIONS))
     count = len(chosen.axes) + (data.draw(st.booleans()) if chosen.batch_axis else 0)
-    numbers = tuple(data.draw(st.integers(0, 1 << 20)) for _ in range(count))
+    numbers = tuple(data.draw(st.integers(0, 1 << 19)) for _ in range(count))
     dtype = data.draw(st.sampled_from(chosen.dtypes))
     layout = data.draw(st.sampled_from(chosen.layouts)) or None
     problem = chosen.problem(numbers, dtype=dtype, layout=layout)

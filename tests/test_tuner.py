@@ -421,6 +421,20 @@ def test_what_is_under_way_counts_before_a_search_ends():
     assert [trial.number for trial in result.trials] == list(range(50 + 7)), "and 7 under way"
 
 
+def test_a_search_that_goes_on_after_all_did_not_end_for_want_of_progress():
+    contenders = [contender(WIDE)]
+    asked = make_search("random", contenders, 0)
+    answers = itertools.chain([1.0] * 10, [0.0], itertools.repeat(1.0))
+    asked.expected_gain = lambda: next(answers)  # once, with others under way, nothing is expected
+    result = tune(
+        PROBLEM, contenders, evaluator=FakeEvaluator(), compiler=FakeCompiler(), device=DEVICE,
+        search=asked, budget=Budget(30, least_gain=0.5),
+    )  # fmt: skip
+    assert next(answers) == 1.0
+    assert len(result.trials) == 30
+    assert (result.stop_reason, result.expected_gain) == ("budget", None)
+
+
 def test_asking_again_after_the_end_does_nothing():
     for ahead in (1, 8):
         past = search_wide(least_gain=0.005, look_ahead=ahead).trials

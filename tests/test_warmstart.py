@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import types
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tunegen import session
 from tunegen.cli.main import run
+from tunegen.cli.tune_report import _begun_from
 from tunegen.database import Database
 from tunegen.model import (
     Config,
@@ -32,7 +34,7 @@ from tunegen.model import (
 from tunegen.perfmodel import find_chip
 from tunegen.search import Contender
 from tunegen.session import Request
-from tunegen.session.warmstart import MOST_POINTS, distance, warm_points
+from tunegen.session.warmstart import MOST_POINTS, KnownPoint, distance, warm_points
 from tunegen.store import Study, StudyKey
 
 H200, H100 = find_chip("NVIDIA H200"), find_chip("NVIDIA H100 PCIe")
@@ -436,7 +438,7 @@ def test_tune_begins_with_it_says_so_and_does_not_when_told(axpy_db, tmp_path, c
     assert "--cold" not in result["command"]
     out = tune(name="b")
     line = next(line for line in out.splitlines() if line.startswith("begun from"))
-    assert "1 record" in line
+    assert line.split(None, 2)[2].startswith("1 record: ")
     assert "NVIDIA H100 PCIe" in line
     (cold,) = json.loads(tune("--cold", "--json", name="c"))["results"]
     assert cold["begun_from"] == []
@@ -457,3 +459,18 @@ def test_it_comes_right_after_the_defaults(axpy_db):
     assert origins[: defaults + 1] == ["default"] * defaults + ["record"]
     assert dict(tried[defaults].config) == chosen
     assert set(origins[defaults + 1 :]) <= {"model", "sampler"}
+
+
+def test_the_report_counts_what_was_tried_first():
+    def said(*origins):
+        points = tuple(
+            KnownPoint("simt", Config({}), origin, f"{number}x1x1", "a card", 0.0)
+            for number, origin in enumerate(origins)
+        )
+        winner = types.SimpleNamespace(origin="model")
+        return _begun_from(types.SimpleNamespace(begun_from=points, winner=winner))
+
+    assert said("record") == "1 record: 0x1x1 on a card"
+    text = said("record", "record", "study")
+    assert text.startswith("2 records, 1 trial of other studies: 0x1x1 on a card; ")
+    assert said("study", "study").startswith("2 trials of other studies: ")

@@ -1,7 +1,7 @@
 // tunegen_matmul_gemv: C = act(alpha * A B + beta * C + bias), spec gemv, for sm_90.
 // SPDX-License-Identifier: Apache-2.0
-// Config: ROWS=8 COLS=4 LANES_K=8 UNROLL=2 WARPS_K=8 WARPS_N=1 MIN_BLOCKS=1 TILE_K=1024 SPLIT_K=1 REDUCE=0 LOAD_POLICY=2 PROGRAMMATIC_LAUNCH=2
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec gemv --problem 8x4096x4096 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param ROWS=8 --param COLS=4 --param LANES_K=8 --param UNROLL=2 --param WARPS_K=8 --param WARPS_N=1 --param MIN_BLOCKS=1 --param TILE_K=1024 --param SPLIT_K=1 --param REDUCE=0 --param LOAD_POLICY=2 --param PROGRAMMATIC_LAUNCH=2 --emit cuda
+// Config: ROWS=8 COLS=4 LANES_K=8 UNROLL=2 WARPS_K=8 WARPS_N=1 MIN_BLOCKS=1 TILE_K=1024 SPLIT_K=1 REDUCE=0 LOAD_POLICY=2 PROGRAMMATIC_LAUNCH=1
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec gemv --problem 8x4096x4096 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param ROWS=8 --param COLS=4 --param LANES_K=8 --param UNROLL=2 --param WARPS_K=8 --param WARPS_N=1 --param MIN_BLOCKS=1 --param TILE_K=1024 --param SPLIT_K=1 --param REDUCE=0 --param LOAD_POLICY=2 --param PROGRAMMATIC_LAUNCH=1 --emit cuda
 
 // C = act(alpha * A B + beta * C + bias) for a matrix A of few rows: every element of B is used M
 // times only, so what counts is how many bytes of B are under way at any time.
@@ -99,7 +99,7 @@ enum : int {
   SPLIT_K = 1,
   REDUCE = 0,
   LOAD_POLICY = 2,
-  PROGRAMMATIC_LAUNCH = 2,
+  PROGRAMMATIC_LAUNCH = 1,
   TRANSPOSE_A = 1,
   TRANSPOSE_B = 1,
   READS_C = 1,

@@ -133,7 +133,11 @@ def problem_options(
             help="Sizes: MxNxK or BxMxNxK for matmul, N for vectors; 2^24 is a number."
             + (" May be repeated." if several else ""),
         ),
-        click.option("--dtype", help="fp32, fp64, fp16 or bf16."),
+        click.option(
+            "--dtype",
+            help="fp32, fp64, fp16 or bf16. Without it fp32, for matmul bf16 where the arch "
+            "multiplies that on tensor cores.",
+        ),
         click.option("--layout", help="matmul: nn, nt, tn or tt (A then B, t stored transposed)."),
         click.option(
             "--attribute",

@@ -102,20 +102,24 @@ def _users(gpu: Any) -> str:
 
 @click.command(epilog=CALIBRATE_EPILOG)
 @device_options
+@click.option("--fresh", is_flag=True, help="Forget earlier runs, whose figures are joined else.")
 @json_option
 @pass_settings
-def calibrate(settings: Settings, device: int | None, shared: bool, as_json: bool) -> None:
+def calibrate(
+    settings: Settings, device: int | None, shared: bool, fresh: bool, as_json: bool
+) -> None:
     """Measure what a GPU really does, and keep it for its device class.
 
     Bandwidths of device memory by size, L2 and shared memory, peak rates of multiply-adds, and
     the cost of a launch, each with its spread over repeats. A stream of device memory is that of
-    the best kernel that a search finds, and is repeated at the end, elsewhere in memory. Floors
-    and predictions use them.
+    the best kernel that a search finds, and is repeated at the end, elsewhere in memory. Runs
+    under one driver are joined: the fastest counts, and the spread is over all. Floors and
+    predictions use them.
     """
     from tunegen import session
 
     with _progress(settings, as_json) as on_probe:
-        result = session.calibrate(device=device, shared=shared, on_probe=on_probe)
+        result = session.calibrate(device=device, shared=shared, fresh=fresh, on_probe=on_probe)
     for failure in result.failures:
         settings.note(f"not measured: {failure}")
     if as_json:
@@ -178,6 +182,8 @@ def _print(result: CalibrationResult) -> None:
         "with",
         f"driver {found.driver}, NVRTC {found.nvrtc}, {found.created}, in {result.seconds:.1f} s",
     )
+    if found.runs > 1:
+        print_labelled("runs", f"{found.runs}, joined: the fastest of each, the spread over all")
     print_labelled("stored", str(result.path))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunegen.cli.common import duration, print_labelled, print_table, table
+from tunegen.cli.common import counted, duration, print_labelled, print_table, table
 from tunegen.cli.tune import Attempt, counts
 from tunegen.database import document as record_document
 
@@ -56,7 +56,12 @@ def _begun_from(result: TuneResult) -> str:
     points = result.begun_from
     kinds = Counter(point.origin for point in points)
     where = dict.fromkeys(f"{point.problem} on {point.device}" for point in points)
-    text = f"{counts(kinds)}: {'; '.join(where)}"
+    found = []
+    if records := kinds["record"]:
+        found.append(counted(records, "record"))
+    if trials := kinds["study"]:
+        found.append(f"{counted(trials, 'trial')} of other studies")
+    text = f"{', '.join(found)}: {'; '.join(where)}"
     if result.winner.origin in kinds:
         text += "; the winner is one of them"
     return text

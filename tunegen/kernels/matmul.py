@@ -163,8 +163,8 @@ def flops(p: Problem) -> int:
 
 
 # Sizes as they are written, and how much longer than their rows the leading dimensions are. Tails
-# of every block, one row, one column, sums shorter than any pipeline and none at all, sums longer
-# than any slice, two matrices.
+# of every block, one row, one column, few rows, sums shorter than any pipeline and none at all,
+# sums longer than any slice, two matrices.
 EDGES = (
     ("300x261x70", 0),
     ("130x67x19", 3),
@@ -176,6 +176,10 @@ EDGES = (
     ("37x29x2049", 1),
     ("2x72x40x264", 8),
     ("2x33x65x31", 1),
+    ("1x96x1001", 3),
+    ("5x259x70", 3),
+    ("2x3x40x264", 8),
+    ("13x61x2049", 3),
 )
 
 

@@ -44,6 +44,7 @@ from tunegen.model import (
     Work,
     ceil_div,
     formula,
+    minimum,
 )
 
 # --- derived quantities --------------------------------------------------------------------------
@@ -114,8 +115,10 @@ def _copy(which: int, offset: Any, rows: Any, columns: Any, c: Config, s: Sizes)
         Argument("padded_ld", "int64", formula(padded(columns))),
     )
     blocks = copy_blocks(rows, columns)
+    # Nothing is copied where C has no elements: there is no product to read it.
+    needed = minimum((s.N, s.M)[which], 1)
     return Launch(
-        PAD, (formula(blocks), 1, 1), (PAD_THREADS, 1, 1), arguments,
+        PAD, (formula(blocks), formula(needed), 1), (PAD_THREADS, 1, 1), arguments,
         programmatic=bool(c.PROGRAMMATIC_LAUNCH),
     )  # fmt: skip
 
@@ -173,7 +176,7 @@ def work(c: Point, p: Problem, d: DeviceClass) -> Work:
 SPEC = KernelSpec(
     name="wgmma_padded",
     operation=matmul.OPERATION,
-    summary="wgmma on copies of operands whose rows the copy engine cannot read",
+    summary="wgmma on copies of operands whose rows do not lie in whole lines",
     space=space,
     default=default,
     kernels=kernels,

@@ -66,8 +66,9 @@ def programmatic(d: DeviceClass) -> int:
 
 
 def overlapped_launch(c: Point) -> Any:
-    """What the model calls ``programmatic``. That of fetching operands ahead is an estimate."""
-    return (c.PROGRAMMATIC_LAUNCH > 0) + 0.2 * (c.PROGRAMMATIC_LAUNCH > 1)
+    """What the model calls ``programmatic``. To fetch operands ahead costs more than it saves,
+    mostly: see ``templates/matmul/LADDER.md``."""
+    return (c.PROGRAMMATIC_LAUNCH > 0) - 0.2 * (c.PROGRAMMATIC_LAUNCH > 1)
 
 
 # --- derived quantities --------------------------------------------------------------------------

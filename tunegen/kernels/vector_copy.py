@@ -59,7 +59,7 @@ def space(p: Problem, d: DeviceClass) -> Space:
 
 
 def default(p: Problem, d: DeviceClass) -> Config:
-    return vector.default(loads=LOADS)
+    return vector.default(p, loads=LOADS)
 
 
 # --- spec ----------------------------------------------------------------------------------------

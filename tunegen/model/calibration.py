@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tunegen.model.record import DeviceIdentity
 
@@ -30,6 +30,15 @@ class Figure:
         if self.median <= 0:
             return 0.0
         return max(self.high - self.median, self.median - self.low) / self.median
+
+    def joined(self, other: Figure, *, faster: Callable[[float, float], float]) -> Figure:
+        """Two runs as one: the median that is ``faster`` (``min`` of times, ``max`` of rates),
+        and the lowest and highest of both."""
+        best = self if faster(self.median, other.median) == self.median else other
+        return Figure(
+            best.median, min(self.low, other.low), max(self.high, other.high),
+            self.repeats + other.repeats, best.config, max(self.tried, other.tried),
+        )  # fmt: skip
 
     def rate(self, amount: float, launch_us: float = 0.0) -> Figure:
         """``amount`` over this time, less that of a launch: low and high change places."""
@@ -62,6 +71,9 @@ class Calibration:
     what an empty kernel takes among many in a row, ``dependent_launch_us`` what one more launch
     of the same call adds.
 
+    Where it joins several ``runs``, figures are those of the fastest, and their spread is over
+    all: cards of one class, and hours on one card, differ by more than repeats within a second.
+
     ``policy`` is how times were taken. ``sm_clock_mhz`` are the lowest and the highest clock that
     were seen, ``throttle`` every reason for throttling. ``created`` is a time of ISO 8601.
     """
@@ -84,8 +96,58 @@ class Calibration:
     power_w: float | None = None
     temperature_c: int | None = None
     throttle: tuple[str, ...] = field(default=())
+    runs: int = 1
+
+    def joined(self, earlier: Calibration) -> Calibration:
+        """This run and ``earlier`` ones of the same device class and driver as one. What only one
+        of them measured is taken as it is."""
+        assert (self.arch, self.device, self.driver) == (
+            earlier.arch, earlier.device, earlier.driver,
+        )  # fmt: skip
+        return replace(
+            self,
+            streams={
+                name: _joined_points(self.streams.get(name, ()), earlier.streams.get(name, ()))
+                for name in {**self.streams, **earlier.streams}
+            },
+            l2_read_gbps=_joined(self.l2_read_gbps, earlier.l2_read_gbps, max),
+            shared_read_gbps=_joined(self.shared_read_gbps, earlier.shared_read_gbps, max),
+            peak_tflops={
+                name: found
+                for name in {**self.peak_tflops, **earlier.peak_tflops}
+                if (
+                    found := _joined(
+                        self.peak_tflops.get(name), earlier.peak_tflops.get(name), max
+                    )
+                )
+            },
+            launch_us=self.launch_us.joined(earlier.launch_us, faster=min),
+            dependent_launch_us=self.dependent_launch_us.joined(
+                earlier.dependent_launch_us, faster=min
+            ),
+            throttle=tuple(sorted({*self.throttle, *earlier.throttle})),
+            runs=self.runs + earlier.runs,
+        )
 
     def largest(self, stream: str) -> StreamPoint | None:
         """The point of a stream that moves most, None where the stream was not measured."""
         points = self.streams.get(stream, ())
         return points[-1] if points else None
+
+
+def _joined(
+    new: Figure | None, old: Figure | None, faster: Callable[[float, float], float]
+) -> Figure | None:
+    if new is None or old is None:
+        return new or old
+    return new.joined(old, faster=faster)
+
+
+def _joined_points(
+    new: Sequence[StreamPoint], old: Sequence[StreamPoint]
+) -> tuple[StreamPoint, ...]:
+    found = {point.bytes: point.us for point in old}
+    for point in new:
+        known = found.get(point.bytes)
+        found[point.bytes] = point.us if known is None else point.us.joined(known, faster=min)
+    return tuple(StreamPoint(size, found[size]) for size in sorted(found))

@@ -55,6 +55,6 @@ class Work:
     """Bytes that those launches move."""
     programmatic: Count = 0
     """1 where a launch begins while the one ahead of it ends, so that starting its blocks costs
-    nothing; more where they do some of their work then too."""
+    nothing; less where that is not all that they do then."""
     register_limit: Count = 255
     """Registers per thread that the launch bounds leave; what is estimated beyond them spills."""

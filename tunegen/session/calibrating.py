@@ -47,12 +47,14 @@ def calibrate(
     *,
     device: int | None = None,
     shared: bool = False,
+    fresh: bool = False,
     folder: Path | str | None = None,
     cache: Path | str | None = None,
     on_probe: Callable[[str, int, int], None] | None = None,
 ) -> CalibrationResult:
     """Measure the GPU with index ``device`` (as nvidia-smi counts; the first one by default) and
-    keep the result for its device class, in ``folder`` or the user's data directory.
+    keep the result for its device class, in ``folder`` or the user's data directory: joined with
+    earlier runs under the same driver, or in their place where ``fresh`` is asked for.
 
     ``on_probe`` is told what is measured next, its number, and how many there are.
 
@@ -72,6 +74,9 @@ def calibrate(
             hint="--shared keeps the figures all the same",
         )
     found = evaluate(measured, known, opened.driver)
+    kept = None if fresh else calibration.find(known, Path(folder) if folder else None)
+    if kept is not None and kept.driver == found.driver:
+        found = found.joined(kept)
     return CalibrationResult(
         calibration=found,
         device=known,

@@ -264,12 +264,9 @@ class _Job:
             elif run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
                 path = self.database.put(record)
         else:
-            more = f"--trials {2 * len(run.trials)}"
-            if run.expected_gain is not None:
-                more = f"--least-gain {run.expected_gain / 2:.1g}"
             self.on_note(
                 f"nothing to do: the {len(run.trials)} trials are made and their finals played; "
-                f"{more} goes on, --fresh begins anew"
+                f"{_more(run)} goes on, --fresh begins anew"
             )
         ceilings = calibration.find(wanted.device)
         return TuneResult(
@@ -288,6 +285,14 @@ class _Job:
         assert run.best is not None
         chosen = next(s for s in wanted.specs if s.name == run.best.spec)
         return build(wanted, chosen, run.best.config, cache=self.cache)
+
+
+def _more(run: tuner.TuneRun) -> str:
+    """What to say for a search to go on."""
+    if run.expected_gain is None:
+        return f"--trials {2 * len(run.trials)}"
+    share = run.expected_gain / 2
+    return f"--least-gain {share:.1g}" if share > 0 else "leaving out --least-gain"
 
 
 def _is_measured(record: TuningRecord | None) -> bool:

@@ -165,6 +165,7 @@ class _Searching:
 
     def _fill(self, pool: ThreadPoolExecutor) -> None:
         """Ask until enough is under way, or say why not."""
+        self.log.expected_gain = None  # a judgement that further outcomes revise
         while len(self._under_way) < self.look_ahead:
             if len(self.log) + len(self._under_way) >= self.budget.trials:
                 self._reason = "budget"

@@ -222,7 +222,7 @@ def _candidates(p: Problem, d: DeviceClass) -> Iterator[Config]:
             }  # fmt: skip
             rest = {
                 "SPLIT_K": 1, "REDUCE": 0, "LOAD_POLICY": 2,
-                "PROGRAMMATIC_LAUNCH": 2 * tiled.programmatic(d),
+                "PROGRAMMATIC_LAUNCH": tiled.programmatic(d),
             }  # fmt: skip
             staged = [Config({**shape, "TILE_K": tile, **rest}) for tile in tiles]
             able = [c for c in staged if _is_moderate(c, p)]

@@ -79,4 +79,5 @@ SPEC = KernelSpec(
     work=work,
     limits=limits,
     refuses=refuses,
+    preferred_dtype="bf16",
 )

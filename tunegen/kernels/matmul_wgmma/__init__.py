@@ -47,4 +47,5 @@ SPEC = KernelSpec(
     limits=limits,
     refuses=refuses,
     suffix="a",
+    preferred_dtype="bf16",
 )

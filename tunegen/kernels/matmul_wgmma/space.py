@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -246,17 +245,17 @@ def _config(
     }  # fmt: skip
     depth = int(k_blocks(Config(values), p))
     direct = bool(direct_store(Config(values), p))
-    for parts in (1,) if direct else (1, 2, 4):
+    # An epilogue that reads both C and a bias spills where all sums are staged at once.
+    fewest = 2 if p.beta and p.bias else 1
+    for parts in (1,) if direct else (n for n in (1, 2, 4) if n >= fewest):
         one = Config({**values, "STORE_PARTS": parts, "STAGES": 1})
         stage = int(stage_bytes(one, p)) + 16
         fitting = 1 + (MAX_SHARED_BYTES - int(shared_bytes(one, p))) // stage
         stages = min(8, fitting, max(3, depth))
         if stages < min(4, max(3, depth)):
             continue
-        for raster, early in itertools.product((8, 4, 1), (2, 1)):
-            config = Config(
-                {**one, "STAGES": stages, "RASTER_GROUP": raster, "PROGRAMMATIC_LAUNCH": early}
-            )
+        for raster in (8, 4, 1):
+            config = Config({**one, "STAGES": stages, "RASTER_GROUP": raster})
             if not whole.violated(config):
                 return config
     return None
