@@ -97,7 +97,12 @@ def test_only_devices_that_have_it_begin_early(chip):
 @pytest.mark.nvrtc
 @pytest.mark.nvdisasm
 @pytest.mark.parametrize("value", [0, 1, 2])
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec",
+    # The product of wgmma_padded is wgmma's.
+    [pytest.param(s, marks=pytest.mark.thorough if s.name == "wgmma_padded" else (), id=s.name)
+     for s in SPECS],
+)  # fmt: skip
 def test_kernels_wait_before_they_touch_memory(spec, value):
     most = None if value else 1  # what is plain is looked at once
     for problem in problems(spec)[:most]:
