@@ -72,7 +72,7 @@ class Calibration:
     of the same call adds.
 
     Where it joins several ``runs``, figures are those of the fastest, and their spread is over
-    all: cards of one class, and hours on one card, differ by more than repeats within a second.
+    all: runs differ by more than repeats within a second do.
 
     ``policy`` is how times were taken. ``sm_clock_mhz`` are the lowest and the highest clock that
     were seen, ``throttle`` every reason for throttling. ``created`` is a time of ISO 8601.
