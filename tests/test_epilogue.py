@@ -331,7 +331,6 @@ def test_without_an_epilogue_the_code_is_that_of_before_there_was_one(path):
     config = Config({n: int(v) for n, v in (w.split("=") for w in pairs(words, "--param"))})
     spec = spec_named(given["--spec"])
     (today,) = (s for s in render(spec, config, p, "sm_90") if s.entry == entry)
-    target = spec.target("sm_90")
     for arch in ("sm_90",) if spec.suffix else ("sm_90", "sm_120"):
         target = spec.target(arch)
         old = KernelSource(today.name, entry, before, "")

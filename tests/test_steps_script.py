@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,10 @@ SCRIPTS = Path(__file__).parent / "gpu"
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        found = importlib.util.spec_from_file_location("steps", SCRIPTS / "steps.py")
-        module = importlib.util.module_from_spec(found)
-        sys.modules["steps"] = module
-        found.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    with pytest.MonkeyPatch.context() as undo:
+        undo.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which the script extends
+        undo.syspath_prepend(SCRIPTS)
+        yield importlib.import_module("steps")
 
 
 def trial(number, us, **config):

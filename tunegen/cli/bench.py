@@ -83,11 +83,8 @@ def bench(
 
 def _print(result: BenchResult) -> None:
     wanted = result.request
-    operation, problem = wanted.operation, wanted.problem
-    special = operation.special_words(problem)
-    words = (operation.name, operation.text(problem), problem.dtype, problem.layout, *special)
     rows = table(
-        f"{' '.join(filter(None, words))} "
+        f"{wanted.operation.name} {wanted.operation.label(wanted.problem)} "
         f"on GPU {result.gpu.index}, {wanted.device.name}, {result.policy}",
         "", ">time", ">spread", ">rate", "",
     )  # fmt: skip

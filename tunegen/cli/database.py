@@ -267,11 +267,11 @@ def merge(settings: Settings, folder: str, db: str | None, as_json: bool) -> Non
 
 
 def _words(problem: Problem, operation: Operation | None) -> str:
-    if operation is None:  # of a kernel file that was not named
-        sizes = "x".join(str(n) for _, n in problem.sizes)
-        special = tuple(f"{name}={value}" for name, value in problem.attributes)
-    else:
-        sizes, special = operation.text(problem), operation.special_words(problem)
+    if operation is not None:
+        return operation.label(problem)
+    # Of a kernel file that was not named.
+    sizes = "x".join(str(n) for _, n in problem.sizes)
+    special = (f"{name}={value}" for name, value in problem.attributes)
     return " ".join(filter(None, (sizes, problem.dtype, problem.layout, *special)))
 
 

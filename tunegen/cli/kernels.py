@@ -50,11 +50,9 @@ def kernels(
     if as_json:
         print_json([_document(listing) for listing in listings])
         return
-    problem = wanted.problem
-    special = wanted.operation.special_words(problem)
-    words = (wanted.operation.text(problem), problem.dtype, problem.layout, *special)
+    label = wanted.operation.label(wanted.problem)
     click.echo(f"{wanted.operation.name}: {wanted.operation.summary}")
-    click.echo(f"for {' '.join(filter(None, words))} on {wanted.device.name} ({wanted.arch})\n")
+    click.echo(f"for {label} on {wanted.device.name} ({wanted.arch})\n")
     for listing in listings:
         click.echo(f"spec {listing.spec.name}: {listing.spec.summary}\n")
         if listing.refusal:

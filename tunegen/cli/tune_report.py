@@ -89,10 +89,7 @@ def _stop(run: tuner.TuneRun) -> str:
 
 
 def _problem(result: TuneResult) -> str:
-    """``4096x4096x4096 bf16 nt activation=gelu``."""
-    operation, problem = result.request.operation, result.request.problem
-    words = (operation.text(problem), problem.dtype, problem.layout)
-    return " ".join(filter(None, (*words, *operation.special_words(problem))))
+    return result.request.operation.label(result.request.problem)
 
 
 def _rows(result: TuneResult) -> Table:

@@ -7,7 +7,7 @@ differ in what they load and in the arithmetic per element.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -283,21 +283,7 @@ def _conditional(p: Problem, d: DeviceClass, loads: int) -> tuple[Constraint, ..
             lambda c: MAX_TILES * tile(c, p) >= p.N,
             structural=False,
         ),
-        Constraint(
-            "all blocks of a persistent grid run at once",
-            lambda c: (
-                (d.blocks_per_sm >= c.BLOCKS_PER_SM)
-                & (d.threads_per_sm >= c.BLOCKS_PER_SM * c.THREADS)
-            ),
-            structural=False,
-        ),
-        Constraint(
-            "a persistent grid has fewer blocks than there are tiles",
-            lambda c: (
-                (c.BLOCKS_PER_SM == 0) | (c.BLOCKS_PER_SM * d.sm_count < ceil_div(p.N, tile(c, p)))
-            ),
-            structural=False,
-        ),
+        *persistent_grid(d, lambda c: ceil_div(p.N, tile(c, p))),
     ]
     if loads:
         constraints += [
@@ -318,6 +304,25 @@ def _conditional(p: Problem, d: DeviceClass, loads: int) -> tuple[Constraint, ..
             ),
         ]
     return tuple(constraints)
+
+
+def persistent_grid(d: DeviceClass, tiles: Callable[[Point], Any]) -> tuple[Constraint, ...]:
+    """What ``BLOCKS_PER_SM`` blocks of ``THREADS`` demand that take so many ``tiles`` in turn."""
+    return (
+        Constraint(
+            "all blocks of a persistent grid run at once",
+            lambda c: (
+                (d.blocks_per_sm >= c.BLOCKS_PER_SM)
+                & (d.threads_per_sm >= c.BLOCKS_PER_SM * c.THREADS)
+            ),
+            structural=False,
+        ),
+        Constraint(
+            "a persistent grid has fewer blocks than there are tiles",
+            lambda c: (c.BLOCKS_PER_SM == 0) | (c.BLOCKS_PER_SM * d.sm_count < tiles(c)),
+            structural=False,
+        ),
+    )
 
 
 def default(p: Problem, *, loads: int) -> Config:

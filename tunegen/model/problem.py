@@ -206,6 +206,11 @@ class Operation:
             for key, value in attributes.items()
         }
 
+    def label(self, problem: Problem) -> str:
+        """A problem for people: ``4096x4096x4096 bf16 nt activation=gelu``."""
+        words = (self.text(problem), problem.dtype, problem.layout, *self.special_words(problem))
+        return " ".join(filter(None, words))
+
     def special_words(self, problem: Problem) -> tuple[str, ...]:
         """The attributes that are not at their default, as they are written on the command line:
         ``beta=1``, ``activation=gelu``."""

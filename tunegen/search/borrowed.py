@@ -19,7 +19,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler,
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from tunegen.search.shadow import SPEC, key, quiet_study
+from tunegen.search.shadow import SPEC, key, quiet_study, tell
 from tunegen.search.unseen import Choices, Place, Unseen
 
 # A generation of 50, Optuna's own, would be a quarter of a common budget.
@@ -61,7 +61,7 @@ class Borrowed:
         return place
 
     def known(self, place: Place, time: float | None) -> None:
-        self._tell(self._begin(place), time)
+        tell(self._study, self._begin(place), time)
 
     def started(self, number: int, place: Place) -> None:
         if self._chosen is not None and self._chosen[0] == place:
@@ -71,7 +71,7 @@ class Borrowed:
             self._trials[number] = self._begin(place)
 
     def finished(self, number: int, time: float | None) -> None:
-        self._tell(self._trials.pop(number), time)
+        tell(self._study, self._trials.pop(number), time)
 
     def _begin(self, place: Place) -> optuna.Trial:
         self._abandon()
@@ -82,12 +82,6 @@ class Borrowed:
         if self._chosen is not None:
             self._study.tell(self._chosen[1], state=TrialState.FAIL)
             self._chosen = None
-
-    def _tell(self, trial: optuna.Trial, time: float | None) -> None:
-        if time is None:
-            self._study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self._study.tell(trial, time)
 
     # --- its parameters --------------------------------------------------------------------------
 
@@ -103,9 +97,7 @@ class Borrowed:
     def _mended(
         self, values: Mapping[str, int], unseen: Unseen, rng: np.random.Generator
     ) -> Place:
-        position = values.get(SPEC, 0)
-        if not unseen.left(position):
-            position = max(range(len(self._contenders)), key=unseen.left)
+        position = unseen.not_exhausted(values.get(SPEC, 0))
         contender = self._contenders[position]
         names = contender.table.space.names
         indices = np.array([values.get(key(contender, name), 0) for name in names], np.int64)

@@ -14,7 +14,7 @@ from tunegen.model import Config, Outcome, Trial
 from tunegen.search.opening import FirstPoint, Origin
 from tunegen.search.sampler import ConfigSampler
 from tunegen.search.samplers import SAMPLERS, check_choice
-from tunegen.search.shadow import quiet_study
+from tunegen.search.shadow import quiet_study, tell
 from tunegen.search.strategies import Strategy
 from tunegen.search.unseen import Contender
 
@@ -112,12 +112,7 @@ class Search:
         if proposal.number not in self._under_way:
             raise ValueError(f"proposal {proposal.number} is not under way")
         self._under_way.remove(proposal.number)
-        trial = proposal.number - self._first_number
-        time = _time(outcome)
-        if time is None:
-            self._study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self._study.tell(trial, time)
+        tell(self._study, proposal.number - self._first_number, _time(outcome))
 
     # --- what others try -------------------------------------------------------------------------
 
@@ -138,11 +133,10 @@ class Search:
         """What came of a trial of another one, whether or not its beginning was told."""
         key = trial.spec, trial.config
         time = _time(trial.outcome)
-        state = TrialState.PRUNED if time is None else TrialState.COMPLETE
         if key in self._elsewhere:
-            self._study.tell(self._elsewhere.pop(key), time, state=state)
+            tell(self._study, self._elsewhere.pop(key), time)
         elif key not in self._known:
-            self._add(*key, state, time)
+            self._add(*key, TrialState.PRUNED if time is None else TrialState.COMPLETE, time)
 
     def give(self, proposal: Proposal) -> None:
         """Another one has begun with a proposal that is under way."""

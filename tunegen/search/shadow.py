@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import TrialState
 
 from tunegen.search.unseen import Choices
 
@@ -23,6 +24,14 @@ def quiet_study(sampler: BaseSampler | None = None) -> optuna.Study:
         return optuna.create_study(direction="minimize", sampler=sampler or RandomSampler())
     finally:
         optuna.logging.set_verbosity(verbosity)
+
+
+def tell(study: optuna.Study, trial: optuna.Trial | int, time: float | None) -> None:
+    """What came of a trial: a failure is pruned, and carries no value."""
+    if time is None:
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, time)
 
 
 def key(contender: Choices, parameter: str) -> str:

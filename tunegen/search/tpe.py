@@ -10,7 +10,7 @@ import numpy as np
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from tunegen.search.shadow import SPEC, key, quiet_study, several
+from tunegen.search.shadow import SPEC, key, quiet_study, several, tell
 from tunegen.search.unseen import Choices, Place, Unseen
 
 # Points that the model chooses before the sampler does. NVIDIA reports that the best of 16
@@ -78,9 +78,7 @@ class Tpe:
         """What TPE would try next: a contender that is not exhausted, and a configuration that
         may break constraints or repeat a trial."""
         spec = tpe.sample_relative(self._study, trial, self._spec)
-        contender = self._which[spec[SPEC]] if spec else 0
-        if not unseen.left(contender):
-            contender = max(range(len(self._contenders)), key=unseen.left)
+        contender = unseen.not_exhausted(self._which[spec[SPEC]] if spec else 0)
         chosen = self._contenders[contender]
         values = tpe.sample_relative(self._study, trial, self._parameters[contender])
         return contender, {
@@ -110,8 +108,4 @@ class Tpe:
         )
 
     def finished(self, number: int, time: float | None) -> None:
-        trial = self._trials.pop(number)
-        if time is None:
-            self._study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self._study.tell(trial, time)
+        tell(self._study, self._trials.pop(number), time)

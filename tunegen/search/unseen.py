@@ -86,6 +86,12 @@ class Unseen:
         """How many configurations of one contender there are."""
         return self._left[contender]
 
+    def not_exhausted(self, contender: int) -> int:
+        """The contender itself, or the one with most left where it has none."""
+        if self._left[contender]:
+            return contender
+        return max(range(len(self._left)), key=self.left)
+
     def take(self, place: Place) -> None:
         """Count ``place`` as seen; it must not have been."""
         assert place in self

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import signal
@@ -332,20 +333,21 @@ class _Timed:
         self._search.tell_past(trials)
 
     def expected_gain(self) -> float | None:
-        started = time.process_time()
-        gain = self._search.expected_gain()
-        self.seconds += time.process_time() - started
-        return gain
+        with self._counted():
+            return self._search.expected_gain()
 
     def ask(self) -> search.Proposal | None:
-        started = time.process_time()
-        proposal = self._search.ask()
-        self.seconds += time.process_time() - started
-        return proposal
+        with self._counted():
+            return self._search.ask()
 
     def tell(self, proposal: search.Proposal, outcome: Outcome) -> None:
+        with self._counted():
+            self._search.tell(proposal, outcome)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
         started = time.process_time()
-        self._search.tell(proposal, outcome)
+        yield
         self.seconds += time.process_time() - started
 
 

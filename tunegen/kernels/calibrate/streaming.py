@@ -154,16 +154,8 @@ def _read_space(device: DeviceClass, elements: int) -> Space:
             "a block's registers hold its vectors and 32 more per thread",
             lambda c: (4 * c.UNROLL + vector.OTHER_REGISTERS) * c.THREADS <= 65536,
         ),
-        Constraint(
-            "all blocks of a persistent grid run at once",
-            lambda c: (
-                (device.blocks_per_sm >= c.BLOCKS_PER_SM)
-                & (device.threads_per_sm >= c.BLOCKS_PER_SM * c.THREADS)
-            ),
-        ),
-        Constraint(
-            "a persistent grid has fewer blocks than there are tiles",
-            lambda c: c.BLOCKS_PER_SM * device.sm_count * 16 * c.THREADS * c.UNROLL < 4 * elements,
+        *vector.persistent_grid(
+            device, lambda c: ceil_div(4 * elements, 16 * c.THREADS * c.UNROLL)
         ),
     )
     return Space(parameters(rows), constraints)
