@@ -158,8 +158,8 @@ def test_the_silent_lose_their_claims(place, silent_soon, monkeypatch):
         assert claim(theirs, two, 1) == "taken"
         time.sleep(0.3)
         assert two.claims() == {("wide", config(1)): False}
-        assert claim(theirs, two, 2, known=7, limit=8) == "full", "it is to be made again"
         assert claim(theirs, two, 1, known=7, limit=8) == "mine"
+        assert claim(theirs, two, 2, known=7, limit=8) == "full"
         assert not mine.add(make_trial(0, 5.0, a=1), DIGESTS)
         assert theirs.trials() == ()
         assert theirs.add(make_trial(0, 6.0, a=1), DIGESTS)
@@ -186,6 +186,22 @@ def test_a_process_of_this_machine_that_is_gone_need_not_be_waited_for(place):
         gone = hosts_module._process(done.pid)
         done.wait()
         assert hosts_module._is_gone(f"{gone}:{unique}")
+
+
+def test_what_the_dead_claimed_takes_nothing_of_the_budget(place, silent_soon):
+    with (
+        Study.open(place, make_key()) as mine,
+        Study.open(place, make_key()) as theirs,
+        mine.join() as one,
+        theirs.join() as two,
+    ):
+        assert [claim(mine, one, a) for a in range(4)] == ["mine"] * 4
+        assert claim(theirs, two, 5, known=7, limit=9) == "full"
+        stop_beating(one)
+        time.sleep(0.3)
+        assert claim(theirs, two, 1, known=7, limit=9) == "mine"
+        assert claim(theirs, two, 5, known=7, limit=9) == "mine"
+        assert claim(theirs, two, 2, known=7, limit=9) == "full"
 
 
 def test_a_failed_write_settles_nothing(place, monkeypatch):
@@ -403,6 +419,26 @@ def test_an_interrupted_host_leaves_nothing_behind(recorded, place):
         assert done.stop_reason == "interrupted"
         assert other.claims() == {}
         assert len(study.trials()) == 1
+
+
+def test_a_small_budget_after_a_death_is_made_whole(recorded, place, silent_soon):
+    """The dead host had begun more than the next one may make."""
+    evaluated = []
+    with Study.open(place, study_hosts.key_of(recorded)) as study, study.join() as dead:
+        table = recorded.space.enumerate()
+        begun = [table.config(row) for row in range(6)]
+        for each in begun:
+            spec = recorded.spec.name
+            assert dead.claim(spec, each, after=-1, known=0, limit=None) == "mine"
+        stop_beating(dead)
+        time.sleep(0.3)
+        done = study_hosts.run(
+            recorded, place, lambda what, c=None: evaluated.append((what, c, 0)), 2, seconds=0
+        )
+        assert (len(done.trials), done.left_to) == (2, "")
+        assert {t.config for t in done.trials} <= set(begun)
+        rows = study._connection.rows("SELECT what FROM tunegen_claims")
+        assert rows == [], "what the budget does not reach is nobody's"
 
 
 def check(recorded, place, folder, killed, trials):

@@ -157,7 +157,8 @@ class Hosts:
         """Claim a configuration, or take over the claim of a host that is dead.
 
         ``after`` is the storage's id of the last trial that this host has read, ``known`` how many
-        trials it counts; with all claims they are at most ``limit``.
+        trials it counts; with all claims they are at most ``limit``. Those of the dead do not
+        count: they come to nothing, and there may be more of them than a small budget allows.
         """
         what = _what(spec, config)
         named = {**self._me, "what": what}
@@ -170,14 +171,15 @@ class Hosts:
             )
             holders = {claimed: host for claimed, host in rows}
             holder = holders.pop(what, None)
-            if limit is not None and known + len(holders) >= limit:
+            others = {other.host for other in self._others(transaction) if other.alive}
+            alive = {*others, self._me["host"]}
+            if limit is not None and known + sum(h in alive for h in holders.values()) >= limit:
                 return "full"
             if holder is None:
                 statement = "INSERT INTO tunegen_claims VALUES (:study, :what, :host)"
+            elif holder in others:
+                return "taken"
             else:
-                others = {other.host: other.alive for other in self._others(transaction)}
-                if others.get(holder, False):
-                    return "taken"
                 statement = (
                     "UPDATE tunegen_claims SET host = :host"
                     " WHERE study_id = :study AND what = :what"
@@ -245,6 +247,10 @@ class Hosts:
                 return "else", going_on[0].name
             if searching or playing:
                 return "wait", ""
+            # What the dead had begun, and no budget was left for, will not be made.
+            transaction.execute(
+                text("DELETE FROM tunegen_claims WHERE study_id = :study"), self._me
+            )
             self._enter(transaction, "finals")
             return "finals", ""
 

@@ -104,7 +104,7 @@ class Together:
 
     def next(self, known: int, under_way: int, limit: int) -> Proposal | Nothing:
         orphan = next((k for k in self.search.elsewhere if k not in self._elsewhere), None)
-        if orphan is None and known + under_way + len(self._elsewhere) >= limit:
+        if known + under_way + len(self._elsewhere) >= limit:
             return "full"  # so that nothing is asked for that would be given back
         proposal = self.search.adopt(*orphan) if orphan else self.search.ask()
         if proposal is None:
