@@ -169,4 +169,7 @@ class Search:
 
 
 def _time(outcome: Outcome) -> float | None:
-    return outcome.median_us if outcome.ok else None
+    """What the search takes for a success, in microseconds; None for a failure."""
+    if not outcome.ok or outcome.measurement is None:
+        return None
+    return outcome.measurement.steady_us

@@ -148,7 +148,7 @@ class Choices:
     least_gain: float | None = None
     deterministic: bool = False
     shared: bool = False
-    device: int | None = None
+    device: str = ""
     warm: bool = True
 
 
@@ -179,8 +179,8 @@ def reproduce(wanted: Request, choices: Choices, *, measured: bool) -> str:
 
 def _measuring_words(choices: Choices) -> list[str]:
     words = ["--fresh"]
-    if choices.device is not None:
-        words += ["--device", str(choices.device)]
+    if choices.device:
+        words += ["--device", choices.device]
     if choices.policy != "auto":
         words += ["--policy", choices.policy]
     if choices.finals_seconds is not None:

@@ -2,8 +2,9 @@
 """The loop itself.
 
 Rendering and compiling run in a pool of threads ahead of the evaluation. How far ahead is fixed,
-and evaluation is in the order of asking, so the same seed gives the same trials however many cores
-there are and however long anything takes, as long as no other host takes part.
+and one evaluator is asked in the order of asking for proposals, so the same seed gives the same
+trials however many cores there are and however long anything takes, as long as no other host takes
+part. Of several evaluators each is given what is built first.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunegen.model import (
     Candidate,
@@ -24,7 +25,6 @@ from tunegen.model import (
     Contest,
     DeviceClass,
     Evaluator,
-    Outcome,
     Problem,
     Trial,
 )
@@ -33,6 +33,7 @@ from tunegen.tuner.budget import Budget
 from tunegen.tuner.building import Builder, Built
 from tunegen.tuner.log import Log, Progress, StopReason, TuneRun, steady_us
 from tunegen.tuner.sharing import Alone, Chooser, Desk, Keep, Together
+from tunegen.tuner.trying import Evaluators
 
 if TYPE_CHECKING:  # at run time these would load Optuna
     from tunegen.search import Contender, Proposal, Search
@@ -52,6 +53,7 @@ def tune(
     contenders: Sequence[Contender],
     *,
     evaluator: Evaluator,
+    beside: Sequence[Evaluator] = (),
     compiler: Compiler,
     device: DeviceClass,
     search: Chooser,
@@ -68,8 +70,12 @@ def tune(
 
     ``search`` chooses among them; ``contenders[0]`` has the operation's default. ``compiler`` is
     used where the evaluator needs kernels, in as many ``threads`` as this process has cores unless
-    said otherwise. ``look_ahead`` proposals are under way at once. ``on_event`` is called after
-    every trial, and ``keep`` before it.
+    said otherwise. ``look_ahead`` proposals are under way at once for each evaluator.
+    ``on_event`` is called after every trial, and ``keep`` before it.
+
+    The evaluators ``beside`` the first are of the same device class, and their times comparable.
+    All work at the same time, each asked from a thread of its own. Where one of them raises
+    :class:`DeviceError` the search goes on without it.
 
     ``past`` are trials of earlier runs: they count, and are not made again. With a ``study``,
     which ``keep`` adds to and whose trials are all past, the search is made together with every
@@ -90,7 +96,7 @@ def tune(
     log = Log(contenders, budget, past)
     if past:
         search.tell_past(past)
-    judge = _Judge(evaluator, problem)
+    evaluators = Evaluators((evaluator, *beside), problem)
     stop_reason: StopReason = "interrupted"
     contest: Contest | None = None
     left_to = ""
@@ -100,15 +106,16 @@ def tune(
             if study is not None:
                 desk = _join(stack, search, keep, study)
             searching = _Searching(
-                desk, search, build, judge, log, budget, threads or cores(), look_ahead, on_event
-            )
+                desk, search, build, evaluators, log, budget, threads or cores(), look_ahead,
+                on_event,
+            )  # fmt: skip
             reason, left_to = searching.run()
             if finals is not None and not left_to and log.progress().best_us is not None:
                 contest = finals(_finalists(log, contenders, build))
             stop_reason = reason
         except KeyboardInterrupt:
             pass
-    return log.run(stop_reason, judge.repeats, contest, left_to)
+    return log.run(stop_reason, evaluators.repeats, contest, left_to, evaluators.lost)
 
 
 def _join(stack: ExitStack, search: Chooser, keep: Keep | None, study: Study) -> Together:
@@ -129,14 +136,14 @@ class _Searching:
     desk: Desk
     search: Chooser
     build: Builder
-    judge: _Judge
+    evaluators: Evaluators
     log: Log
     budget: Budget
     threads: int
     look_ahead: int
     on_event: Callable[[Trial, Progress], None] | None
     # What was asked for and is being built, and what was tried, until it is heard of.
-    _under_way: deque[tuple[Proposal, Future[Built]]] = field(default_factory=deque)
+    _asked: deque[tuple[Proposal, Future[Built]]] = field(default_factory=deque)
     _tried: dict[tuple[str, Config], Built] = field(default_factory=dict)
     _reason: StopReason = "budget"
 
@@ -150,7 +157,7 @@ class _Searching:
                 if self._reason != "time":
                     self._fill(pool)
                 if self._under_way:
-                    self._try_next()
+                    self._go_on()
                     continue
                 ending, name = self.desk.finish()
                 if ending == "else" or (ending == "finals" and heard_all):
@@ -162,12 +169,17 @@ class _Searching:
         finally:
             # A compilation that has started cannot be stopped, but nobody waits for it here.
             pool.shutdown(wait=False, cancel_futures=True)
+            self.evaluators.close()
+
+    @property
+    def _under_way(self) -> int:
+        return len(self._asked) + self.evaluators.under_way
 
     def _fill(self, pool: ThreadPoolExecutor) -> None:
         """Ask until enough is under way, or say why not."""
         self.log.expected_gain = None  # a judgement that further outcomes revise
-        while len(self._under_way) < self.look_ahead:
-            if len(self.log) + len(self._under_way) >= self.budget.trials:
+        while self._under_way < self.look_ahead * self.evaluators.count:
+            if len(self.log) + self._under_way >= self.budget.trials:
                 self._reason = "budget"
                 return
             # Asked for only where it may end the search: it costs as much as a proposal.
@@ -176,7 +188,7 @@ class _Searching:
                 self.log.expected_gain = gain
                 self._reason = "no progress expected"
                 return
-            proposal = self.desk.next(len(self.log), len(self._under_way), self.budget.trials)
+            proposal = self.desk.next(len(self.log), self._under_way, self.budget.trials)
             if proposal == "again":
                 self._hear()
             elif proposal == "full" or proposal == "exhausted":
@@ -184,20 +196,65 @@ class _Searching:
                 return
             else:
                 task = pool.submit(self.build, proposal.contender.spec, proposal.config)
-                self._under_way.append((proposal, task))
+                self._asked.append((proposal, task))
 
-    def _try_next(self) -> None:
-        proposal, future = self._under_way.popleft()
-        built = self.log.wait_for(future)
-        if built is None:
-            self._reason = "time"
-            self._under_way.clear()
+    def _go_on(self) -> None:
+        """Have tried what is built, and report what was tried."""
+        self._hand_out()
+        self._wait(self.log.left_s or None)
+        tried = self.evaluators.collect()
+        for attempt in tried:
+            if attempt.trial is None:
+                again: Future[Built] = Future()
+                again.set_result(attempt.built)
+                self._asked.appendleft((attempt.proposal, again))
+        if not self.evaluators.alone:
+            self._hand_out()  # nobody waits for what is done here with the outcomes of others
+        for attempt in tried:
+            if (trial := attempt.trial) is not None:
+                self._tried[trial.spec, trial.config] = attempt.built
+                self.desk.report(attempt.proposal, trial, attempt.built.kernels or ())
+        if self._reason == "time" and not self._under_way:
             self.desk.release()
+
+    def _hand_out(self) -> None:
+        """Start on what is built, as far as somebody is idle and there is time."""
+        if self.log.left_s == 0:
+            self._reason = "time"
+            self._asked.clear()
+        while self.evaluators.idle and (ready := self._next_built()) is not None:
+            self.evaluators.start(*ready)
+            if self.evaluators.alone:
+                break  # its outcome is told before the next is asked for
+
+    def _next_built(self) -> tuple[Proposal, Built] | None:
+        """What is built and can be tried."""
+        for asked in self._next:
+            proposal, future = asked
+            if future.done() and not self.evaluators.is_trying(future.result()):
+                self._asked.remove(asked)
+                return proposal, future.result()
+        return None
+
+    @property
+    def _next(self) -> list[tuple[Proposal, Future[Built]]]:
+        """What may be tried next: for one evaluator alone what was asked for first."""
+        return list(self._asked)[: 1 if self.evaluators.alone else None]
+
+    def _wait(self, seconds: float | None) -> None:
+        """Until something was tried, or was built that somebody idle can try."""
+        if self.evaluators.has_tried:
             return
-        trial = self.judge.try_out(proposal, built)
-        self._tried[trial.spec, trial.config] = built
-        self.desk.report(proposal, trial, built.kernels or ())
-        self._hear()
+        awaited: list[Future[Any]] = [*self.evaluators.futures]
+        if idle := self.evaluators.idle:
+            # What is built and yet not being tried waits for the same code to be.
+            building = [future for _, future in self._next if not future.done()]
+            awaited += building
+        started = time.perf_counter()
+        wait(awaited, seconds, FIRST_COMPLETED)
+        if idle and building:
+            share = idle / self.evaluators.count
+            self.log.waited(share * (time.perf_counter() - started))
 
     def _hear(self) -> None:
         for trial in self.desk.hear():
@@ -225,35 +282,3 @@ def _finalists(log: Log, contenders: Sequence[Contender], build: Builder) -> Ite
             trial_us=steady_us(trial.outcome),
             default=default,
         )
-
-
-@dataclass(slots=True)
-class _Judge:
-    """Tries out what was built, and the same kernels and launches only once."""
-
-    evaluator: Evaluator
-    problem: Problem
-    repeats: int = 0
-    _known: dict[object, Outcome] = field(default_factory=dict)
-
-    def try_out(self, proposal: Proposal, built: Built) -> Trial:
-        started = time.perf_counter()
-        outcome = built.failure or self._outcome(proposal, built)
-        return Trial(
-            number=proposal.number,
-            spec=proposal.contender.spec.name,
-            config=proposal.config,
-            outcome=outcome,
-            origin=proposal.origin,
-            seconds=built.seconds + time.perf_counter() - started,
-        )
-
-    def _outcome(self, proposal: Proposal, built: Built) -> Outcome:
-        candidate = Candidate(proposal.contender.spec, proposal.config, built.kernels)
-        if built.kernels is None:
-            return self.evaluator.evaluate(candidate, self.problem)
-        if built.identity in self._known:
-            self.repeats += 1
-        else:
-            self._known[built.identity] = self.evaluator.evaluate(candidate, self.problem)
-        return self._known[built.identity]
