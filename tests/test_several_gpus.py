@@ -18,6 +18,7 @@ import study_hosts
 from scripted import DEVICE, PROBLEM, candidate
 from store_writer import url
 from test_gpu_session import A10, H200, found, tune  # noqa: F401 (a fixture)
+from test_hosts import can_serve, place, server  # noqa: F401 (fixtures)
 from test_tuner import FakeCompiler, FakeEvaluator, run, took, total_us, with_space
 
 from tunegen import perfmodel, replay, search, tuner
@@ -101,8 +102,7 @@ def test_two_try_almost_twice_as_many_in_a_second(recorded):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_share_a_study(recorded, tmp_path, count):
-    place = url(tmp_path / "studies.db")
+def test_several_share_a_study(recorded, place, count):  # noqa: F811
     with Study.open(place, study_hosts.key_of(recorded)) as study:
         evaluators = [Slow(recorded, 0.01) for _ in range(count)]
         done = go(recorded, evaluators, 50, study=study)
@@ -116,6 +116,28 @@ def test_several_share_a_study(recorded, tmp_path, count):
     assert set(tried.values()) == {1}
     (info,), _ = list_studies(place)
     assert {s.trial.config for s in info.trials} == set(tried)
+
+
+def test_two_hosts_with_two_gpus_each(recorded, place):  # noqa: F811
+    evaluators = [[Slow(recorded, 0.02) for _ in range(2)] for _ in range(2)]
+    done = []
+
+    def host(number):
+        with Study.open(place, study_hosts.key_of(recorded)) as study:
+            done.append(go(recorded, evaluators[number], 80, study=study))
+
+    hosts = [threading.Thread(target=host, args=(number,)) for number in range(2)]
+    for each in hosts:
+        each.start()
+    for each in hosts:
+        each.join()
+    tried = [config for pair in evaluators for each in pair for config in each.tried]
+    assert len(set(tried)) == len(tried) == 80
+    assert min(len(each.tried) for pair in evaluators for each in pair) > 5
+    assert sorted(bool(run.left_to) for run in done) == [False, True]
+    last = next(run for run in done if not run.left_to)
+    assert {t.config for t in last.trials} == set(tried)
+    assert 0 < last.elsewhere + last.past < 80
 
 
 def test_the_search_is_as_good_as_that_of_one(recorded):
