@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # a script's own folder is all that it is given
@@ -150,14 +151,19 @@ def stuck(pipe):
 class Gpu:
     """Kernels take as long as their THREADS say; FAULT says what is wrong with them.
 
-    The source stands in the PTX of what is to be run, for want of better.
+    The source stands in the PTX of what is to be run, for want of better. "gpus" has what is
+    different on some of several, by their UUIDs.
     """
 
     def __init__(self, script, pipe):
         from tunegen.perfmodel import default_chip
 
+        here = script.get("gpus", {}).get(os.environ.get("CUDA_VISIBLE_DEVICES"), {})
+        script = {**script, **here}
         self.script, self.pipe = script, pipe
         self.device = default_chip(script.get("arch", "sm_90"))
+        if "sm_count" in script:
+            self.device = replace(self.device, sm_count=script["sm_count"])
         self.dice = random.Random(script.get("dice", 0) + os.getpid() * script.get("mixed", 0))
         self.prepared = None
         self.entered = {}
@@ -259,6 +265,7 @@ class Gpu:
         if reason := self.wrong(parameters):
             return Tried(Outcome("wrong_result", reason=reason), 0.01, 0.0)
         self.tries += 1
+        time.sleep(self.script.get("try_seconds", 0))
         us = self.timed(self.us(parameters)) * (1 + self.script.get("drift", 0.0)) ** self.tries
         us = self.script.get("always_us", us)
         measurement = Measurement(us, request.policy, us * 0.995, us * 1.005, 20)

@@ -46,6 +46,7 @@ import acceptance_processes as processes  # noqa: E402
 import acceptance_records as records  # noqa: E402
 import acceptance_seeds as seeds  # noqa: E402
 import acceptance_subspace as subspace  # noqa: E402
+import acceptance_two as two  # noqa: E402
 import correlation  # noqa: E402
 
 pytestmark = pytest.mark.thorough
@@ -63,6 +64,10 @@ class SourceCompiler(scripted.FakeCompiler):
 def patches(script):
     """What puts a scripted GPU in the place of a real one: (object, name, value)."""
     vendor = script.get("vendor")
+    there = tuple(
+        dataclasses.replace(H200, index=index, uuid=f"GPU-{index + 1}")
+        for index in script.get("all", [0])
+    )
 
     def vendor_worker(card):
         if not vendor:
@@ -73,7 +78,7 @@ def patches(script):
         (compiler, "NvrtcCompiler", SourceCompiler),
         (compiler, "nvrtc_version", lambda: "13.0.88"),
         (disasm, "code_digest", lambda cubin: ""),
-        (gpu, "find_gpus", lambda: FoundGpus((H200,), driver="580.65.06")),
+        (gpu, "find_gpus", lambda: FoundGpus(there, driver="580.65.06")),
         (gpu, "COMMAND", scripted.command(script)),
         (gpu, "vendor_worker", vendor_worker),
     )
@@ -308,6 +313,46 @@ def test_seeds_agree(ratio, low, failure, passed):
 def test_seeds_that_the_finals_left_out_do_not_agree():
     whole = contest(1.0, 1.0, 1.0)
     assert not seeds.judge(dataclasses.replace(whole, standings=whole.standings[:1]))[0]
+
+
+# --- two -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_cases(monkeypatch):
+    monkeypatch.setattr(two, "CASES", (two.Case("two_axpy", AXPY),))
+    monkeypatch.setattr(two, "TRIALS", 24)
+    monkeypatch.setattr(two, "FINALS_SECONDS", "1")
+
+
+def test_two(play, setting, short_cases):
+    play(us=TIMES, try_seconds=0.2, all=[0, 1])
+    verdict = two.run(setting)
+    found = verdict.details["two_axpy"]
+    assert verdict.passed, verdict.figure
+    assert found["one"]["measured_by_gpu"] == {0: 24}
+    assert set(found["two"]["measured_by_gpu"]) == {0, 1}
+    assert 4.0 < found["one"]["per_second"] < 5.0, "24 in 0.2 s each"
+    assert "ratio" in verdict.figure
+    # Half of what was measured, twice the same config, or one GPU alone.
+    one, both = found["one"], found["two"]
+    assert two.judge(two.CASES[0], one, both)[0]
+    slow = {**both, "per_second": 1.89 * one["per_second"]}
+    for wrong in (slow, {**both, "different": 23}, {**both, "trials": 23},
+                  {**both, "measured_by_gpu": {0: 24}}):  # fmt: skip
+        assert not two.judge(two.CASES[0], one, wrong)[0]
+
+
+def test_two_on_one(play, setting):
+    play(us=TIMES)
+    verdict = two.run(setting)
+    assert not verdict.passed
+    assert verdict.figure == "it takes two GPUs, there is 0"
+
+
+def test_what_takes_two_gpus_runs_by_name_only():
+    assert "two" not in acceptance._options([]).only
+    assert acceptance._options(["--only", "two"]).only == ["two"]
 
 
 # --- subspace ------------------------------------------------------------------------------------

@@ -463,3 +463,47 @@ def test_nothing_reported_is_lost_when_the_parent_is_killed(tmp_path):
     while not all(scripted.is_gone(pid) for pid, _ in scripted.logged(log)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.nvrtc
+def test_a_study_of_another_gpu_or_problem_is_refused(tune, tmp_path):
+    """In one line, and nothing is written; one that begins so is this one."""
+    storage = ("--storage", f"sqlite:///{tmp_path / 's.db'}")
+    words = ("--problem", "4096", "--trials", "2", *storage)
+    for other in (
+        "faulty-4096-fp32-nvidia-h100",
+        "faulty-2048-",
+        "faulty-4096-fp32-nvidia-h200-1-",
+    ):
+        code, out, err = tune(*words, "--study", other)
+        assert (code, out) == (2, "")
+        assert f"study '{other}' is not that of this problem on NVIDIA H200 (faulty-4096-" in err
+        assert err.count("\n") == 1
+        assert not (tmp_path / "s.db").exists()
+    assert tune(*words, "--study", "faulty-4096-fp32-nvidia-h200-")[0] == 0
+    assert tune(*words, "--study", "", "--fresh")[0] == 0
+
+
+@pytest.mark.nvrtc
+def test_finals_that_another_host_plays_are_not_recorded_here(tune, tmp_path, monkeypatch):
+    from tunegen.store import hosts
+
+    other = ("else", "node7 (process 11)")
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.Hosts, "finish", lambda self, contributed: other)
+        code, out, err = tune("--problem", "4096", "--trials", "3", "--json")
+        assert code == 0
+        assert "node7 (process 11) goes on with the study, and records the winner" in err
+        (result,) = json.loads(out)["results"]
+        assert (result["path"], result["trials"]["left_to"]) == (None, other[1])
+        assert result["record"]["measurement"]["details"]["unfinished"] == (
+            "node7 (process 11) plays the finals"
+        )
+        _, out, _ = tune("--problem", "4096", "--trials", "3")
+        assert "none here: node7 (process 11) plays the finals" in out
+        assert not any((tmp_path / "data" / "tunegen" / "tuned_db").rglob("*.json"))
+    _, out, _ = tune("--problem", "4096", "--trials", "3", "--json")
+    (result,) = json.loads(out)["results"]
+    assert (result["trials"]["past"], result["trials"]["left_to"]) == (3, None)
+    assert result["contest"] is not None
+    assert result["path"]

@@ -80,5 +80,5 @@ def test_a_tune_without_an_arch_takes_that_of_the_gpu_that_is_there(arch, monkey
     monkeypatch.setattr(tuning, "find_gpus", lambda: FoundGpus((gpu,)))
     ask = functools.partial(request, "matmul", specs=SPECS)
     wanted, chosen = tuning._resolve(ask, None, None, "model", None, False)
-    assert chosen is None
+    assert chosen == ()
     assert (wanted.arch, wanted.problem.dtype) == (arch, dtype(arch=arch))

@@ -26,16 +26,19 @@ import acceptance_kills
 import acceptance_records
 import acceptance_seeds
 import acceptance_subspace
+import acceptance_two
 from acceptance_common import ROOT, Setting, Verdict, environment, limit
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part with the seconds that it may take, and a line on what it shows."""
+    """A part with the seconds that it may take, a line on what it shows, and how many GPUs it
+    takes. One that takes more than one runs only where it is named."""
 
     run: Callable[[Setting], Verdict]
     seconds: float
     meaning: str
+    gpus: int = 1
 
 
 PARTS: Mapping[str, Part] = {
@@ -48,6 +51,9 @@ PARTS: Mapping[str, Part] = {
     "seeds": Part(acceptance_seeds.run, 300, "winners of two seeds in one finals"),
     "faulty": Part(acceptance_faulty.run, 150, "six configs with and without faulty ones"),
     "kills": Part(acceptance_kills.run, 240, "kill -9 of parent and worker"),
+    "two": Part(
+        acceptance_two.run, 400, "trials per second on two GPUs beside one; by name only", gpus=2
+    ),
     "floors": Part(acceptance_records.floors, 60, "no record below its floor"),
     "vectors": Part(acceptance_records.vectors, 60, "copy, add, axpy at 2^28 beside torch"),
 }
@@ -79,7 +85,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         return chosen
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", type=names, default=list(PARTS), metavar="NAME,...")
+    usual = [name for name, part in PARTS.items() if part.gpus == 1]
+    parser.add_argument("--only", type=names, default=usual, metavar="NAME,...")
     parser.add_argument("--out", type=Path, default=Path("acceptance_out"), metavar="FOLDER")
     parser.add_argument(
         "--db", type=Path, default=ROOT / "tuned_db", metavar="FOLDER",

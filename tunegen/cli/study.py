@@ -10,6 +10,7 @@ import click
 
 from tunegen.cli.common import (
     Settings,
+    counted,
     duration,
     examples,
     json_option,
@@ -30,12 +31,14 @@ Examples:
   tunegen study show matmul-4096x4096x4096-fp32-nn
   tunegen study show copy-268435456-fp32 --json
   tunegen study list --storage sqlite:///shared/studies.db
+  tunegen study export studies.json.gz
+  tunegen study import studies.json.gz --storage postgresql+psycopg://tuner@db/studies
 """
 
 
 @click.group(epilog=EPILOG)
 def study() -> None:
-    """List studies: every trial that was run on a GPU, kept so that a tune can go on from it.
+    """List and carry studies: the trials that were run on GPUs, kept so that a tune can go on.
 
     A study is one problem on one kind of GPU, measured in one way. A tune of the same problem
     goes on from its trials; `tune --fresh` begins a new generation and leaves them where they are.
@@ -95,6 +98,76 @@ def show(settings: Settings, name: str, storage: str | None, as_json: bool) -> N
         return
     for key, value in _lines(info).items():
         print_labelled(key, value)
+
+
+@study.command(
+    "export",
+    epilog=examples(
+        "tunegen study export studies.json.gz",
+        "tunegen study export one.json matmul-4096x4096x4096-fp32-nn",
+    ),
+)
+@click.argument("file", type=click.Path())
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@storage_option
+@json_option
+@pass_settings
+def export_studies(
+    settings: Settings, file: str, names: tuple[str, ...], storage: str | None, as_json: bool
+) -> None:
+    """Write studies with all of their trials to FILE, gzipped if it ends in .gz.
+
+    All studies, or those of these NAMEs, or whose names begin so. `study import` takes the file
+    into another storage.
+    """
+    from tunegen import session
+
+    studies, warnings = session.export_studies(file, names, storage)
+    for warning in warnings:
+        settings.note(warning)
+    for carried in studies:
+        if carried.unreadable:
+            settings.note(f"{carried.unreadable} trials of {carried.name} cannot be read")
+    if as_json:
+        print_json([{"name": s.name, "trials": len(s.trials), "unreadable": s.unreadable}
+                    for s in studies])  # fmt: skip
+        return
+    trials = sum(len(carried.trials) for carried in studies)
+    many = "1 study" if len(studies) == 1 else f"{len(studies):,} studies"
+    click.echo(f"{many} and {counted(trials, 'trial')} in {file}")
+
+
+@study.command(
+    "import",
+    epilog=examples(
+        "tunegen study import studies.json.gz",
+        "tunegen study import studies.json.gz copy-268435456-fp32 "
+        "--storage sqlite:///shared/studies.db",
+    ),
+)
+@click.argument("file", type=click.Path())
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@storage_option
+@json_option
+@pass_settings
+def import_studies(
+    settings: Settings, file: str, names: tuple[str, ...], storage: str | None, as_json: bool
+) -> None:
+    """Add the studies in FILE, or those of these NAMEs, to a storage.
+
+    Where a study is there already, it gets the trials that it lacks; nothing is lost or doubled,
+    and the same again adds nothing. Of a problem the newest generation is the one in use, wherever
+    it is from.
+    """
+    from tunegen import session
+
+    received = session.import_studies(file, names, storage)
+    if as_json:
+        print_json(received)
+        return
+    for study in received:
+        aside = "" if study.current else f" ({_SET_ASIDE})"
+        click.echo(f"{study.name}: {study.added} trials added, {study.known} known{aside}")
 
 
 _SET_ASIDE = "set aside by --fresh"

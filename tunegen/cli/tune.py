@@ -36,6 +36,7 @@ Examples:
   tunegen tune matmul --problem 4096x4096x4096 --layout nt --dtype bf16 --evaluator gpu
   tunegen tune axpy --arch sm_80 --problem 2^24 --problem 2^28 --trials 40
   tunegen tune matmul --device 1 --policy sustained --finals-seconds 30 --fresh
+  tunegen tune matmul --device 0,1 --trials 200
   tunegen tune matmul --shapes shapes.json --seconds 40
   tunegen tune matmul --arch sm_90 --seconds 20 --json
 """
@@ -44,7 +45,12 @@ _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # What only means something on a GPU.
 _GPU_OPTIONS: tuple[_Option, ...] = (
-    click.option("--device", type=int, metavar="INDEX", help="Which GPU, as nvidia-smi counts."),
+    click.option(
+        "--device",
+        metavar="INDEX,...",
+        help="Which GPU, as nvidia-smi counts: without it the first. Several of one kind, as in "
+        "0,1, or all search together; the first of them plays the finals.",
+    ),
     click.option(
         "--shared", is_flag=True, help="Measure also on a GPU that others use; the record says so."
     ),
@@ -68,6 +74,12 @@ _GPU_OPTIONS: tuple[_Option, ...] = (
         "--fresh", is_flag=True, help="Begin anew instead of going on with the trials kept."
     ),
     storage_option,
+    click.option(
+        "--study",
+        metavar="NAME",
+        help="The name that the study must have, or how it begins: another problem or another "
+        "kind of GPU is refused.",
+    ),
 )
 
 

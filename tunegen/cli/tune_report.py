@@ -35,7 +35,8 @@ def report(result: TuneResult) -> None:
         "trials",
         f"{counts(run.counts)}; stopped: {_stop(run)}; {run.seconds:.1f} s, "
         f"{run.compiled} kernels compiled, {run.cache_hits} from the cache"
-        + (f"; {run.past} from earlier runs" if run.past else ""),
+        + (f"; {run.past} from earlier runs" if run.past else "")
+        + (f"; {run.elsewhere} by other hosts" if run.elsewhere else ""),
     )
     if result.begun_from:
         print_labelled("begun from", _begun_from(result))
@@ -44,6 +45,8 @@ def report(result: TuneResult) -> None:
     where = str(result.path or "as it stands in the database")
     if result.path is None and "unfinished" in record.measurement.details:
         where = "none: a measured one with finals stands in the database"
+    if run.left_to:
+        where = f"none here: {run.left_to} plays the finals"
     print_labelled("record", where)
     print_labelled("again", record.command)
 
@@ -249,6 +252,8 @@ def document(result: TuneResult) -> dict[str, Any]:
             "compiled": run.compiled,
             "cache_hits": run.cache_hits,
             "past": run.past,
+            "elsewhere": run.elsewhere,
+            "left_to": run.left_to or None,
         },
         "seconds": {
             "compiling": run.compile_seconds,

@@ -40,6 +40,11 @@ class Measurement:
     samples: int = 1
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def steady_us(self) -> float:
+        """The median, freed of the drift that its evaluator saw."""
+        return self.median_us / float(self.details.get("drift", 1.0))
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -57,6 +57,14 @@ class Spent:
     lost: float = 0.0
 
 
+@dataclass(slots=True)
+class Fastest:
+    """The best time in microseconds of all evaluators that share this, freed of drift; None before
+    the first success."""
+
+    us: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Incumbent:
     """The best candidate so far; ``us`` is its time, freed of the drift when it was taken.
@@ -79,6 +87,10 @@ class GpuEvaluator:
     ``drift`` in a measurement's details is its time then over its time at first. Medians are as
     measured: whoever compares trials divides by the drift.
 
+    Of several GPUs of one class each has an evaluator, which share ``fastest``. They are made
+    comparable by :meth:`align`: drift is then over the time on one of them. With ``gpu``, its
+    index, measurements say which one it was.
+
     Raises :class:`tunegen.errors.DeviceError` where no worker can be had any more.
     """
 
@@ -93,12 +105,16 @@ class GpuEvaluator:
         policy: Policy = "burst",
         quarantine: Quarantine | None = None,
         expected_us: float | None = None,
+        fastest: Fastest | None = None,
+        gpu: int | None = None,
     ) -> None:
         self._station = station
         self._device = device
         self._policy: Policy = policy
         self._quarantine = quarantine
         self._expected_us = expected_us
+        self._fastest = fastest or Fastest()
+        self._gpu = {} if gpu is None else {"gpu": gpu}
         self._best: _Incumbent | None = None
         self._since_retimed = 0
         self._drift = 1.0
@@ -111,8 +127,17 @@ class GpuEvaluator:
 
     @property
     def best_us(self) -> float | None:
-        """The best time so far, under the clocks of now; None before the first success."""
-        return self._best.us * self._drift if self._best else None
+        """The best time so far, of all that share it, under the clocks of now; None before the
+        first success."""
+        return self._fastest.us * self._drift if self._fastest.us is not None else None
+
+    def align(self, us: float) -> None:
+        """Let drift be over the times of a GPU of the same class, on which the only candidate that
+        was tried so far takes ``us``, freed of drift."""
+        assert self._best is not None
+        self._drift *= self._best.us / us
+        self._best = dataclasses.replace(self._best, us=us)
+        self._fastest.us = us
 
     def evaluate(self, candidate: Candidate, problem: Problem) -> Outcome:
         assert candidate.kernels is not None  # said by needs_kernels
@@ -135,8 +160,9 @@ class GpuEvaluator:
         if self._best is None or us < self._best.us:
             self._best = _Incumbent(executable, tolerance, us)
             self._since_retimed = 0
+        self._fastest.us = min(us, self._fastest.us or us)
         measurement = outcome.measurement
-        details = {**measurement.details, "drift": round(self._drift, 4)}
+        details = {**measurement.details, "drift": round(self._drift, 4), **self._gpu}
         return dataclasses.replace(
             outcome, measurement=dataclasses.replace(measurement, details=details)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from tunegen.errors import DeviceError
 from tunegen.runner.process import Lost, Worker
@@ -52,11 +53,15 @@ class Station:
     A worker is started by ``start`` when it is first needed. ``restarts`` counts the others, and
     ``restarting_seconds`` is what bringing them to the state took. ``own_pids`` are the numbers
     under which NVML knows all of them.
+
+    Any thread may ask, one at a time. Workers end with the thread that started them (see
+    :mod:`tunegen.runner.lifeline`), so that is one of the station's own.
     """
 
     def __init__(self, start: Callable[[], Worker], index: int = 0) -> None:
         self._start = start
         self._index = index
+        self._starter: ThreadPoolExecutor | None = None
         self._worker: Worker | None = None
         self._opened: Opened | None = None
         self._prepared: tuple[Prepare, float] | None = None
@@ -122,6 +127,9 @@ class Station:
         if self._worker is not None:
             worker, self._worker = self._worker, None
             worker.close()
+        if self._starter is not None:
+            self._starter.shutdown()
+            self._starter = None
 
     def __enter__(self) -> Station:
         return self
@@ -159,7 +167,9 @@ class Station:
 
     def _bring_up(self) -> str:
         """Start a worker; why it was lost on the way, or the empty string."""
-        self._worker = self._start()
+        if self._starter is None:
+            self._starter = ThreadPoolExecutor(1, thread_name_prefix="tunegen-starter")
+        self._worker = self._starter.submit(self._start).result()
         state: list[tuple[Request, float]] = [(Open(self._index), OPEN_SECONDS)]
         state += [self._prepared] if self._prepared else []
         for request, timeout_s in (*state, *self._entered.values()):

@@ -150,6 +150,15 @@ class ConfigSampler(BaseSampler):
         _, origin = claims.get(trial.number, (place, "sampler"))
         return Suggestion(contender.name, contender.table.config(place.row), origin)
 
+    def parameters(self, name: str, config: Mapping[str, int]) -> dict[str, int | str] | None:
+        """Those of a trial that is ``config`` of the spec ``name``; None where that is not valid
+        here."""
+        position = self._positions.get(name)
+        row = None if position is None else self._contenders[position].table.row(config)
+        if position is None or row is None:
+            return None
+        return self._values(Place(position, row))
+
     def left(self, study: Study) -> int:
         """How many configurations have not been proposed in ``study``."""
         with self._lock:

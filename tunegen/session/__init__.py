@@ -14,7 +14,13 @@ from tunegen.session.restamping import Restamping, restamp
 from tunegen.session.searching import SearchBench, SearchScore, bench_search
 from tunegen.session.shapes import Shape, name_shapes, read_shapes
 from tunegen.session.shipping import export
-from tunegen.session.studies import find_study, list_studies, open_study
+from tunegen.session.studies import (
+    export_studies,
+    find_study,
+    import_studies,
+    list_studies,
+    open_study,
+)
 from tunegen.session.tuning import TuneResult, tune
 from tunegen.session.warmstart import KnownPoint
 
@@ -44,7 +50,9 @@ __all__ = [
     "examine",
     "export",
     "find",
+    "export_studies",
     "find_study",
+    "import_studies",
     "inspect",
     "legality",
     "list_gpus",

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU that a tune runs on: which one, whether it may be used, and the workers on it."""
+"""The GPUs that a tune runs on: which, whether they may be used, and the workers on them."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from tunegen import codegen, compiler
 from tunegen.bundle import driver_too_old
@@ -15,7 +15,15 @@ from tunegen.database import default_folder
 from tunegen.device import find_gpus
 from tunegen.device.telemetry import Monitor
 from tunegen.errors import DeviceError, UsageError, unknown
-from tunegen.model import Candidate, DeviceClass, FoundGpus, GpuInfo, KernelSource, Problem
+from tunegen.model import (
+    Candidate,
+    DeviceClass,
+    DeviceIdentity,
+    FoundGpus,
+    GpuInfo,
+    KernelSource,
+    Problem,
+)
 from tunegen.perfmodel import CHIPS
 from tunegen.runner.process import COMMAND, Worker
 from tunegen.runner.protocol import PRELOAD, Opened
@@ -25,6 +33,96 @@ from tunegen.runner.station import Station
 EVALUATORS = ("auto", "model", "gpu")
 
 _PREDICT = "--evaluator model predicts"
+
+# Which GPUs, as nvidia-smi counts; None for the first one.
+Devices = tuple[int, ...] | Literal["all"] | None
+
+
+def check_devices(devices: int | str | Sequence[int] | None) -> Devices:
+    """What a caller wrote: an index or several, a text as in ``"0,1"``, or ``"all"``.
+
+    Raises :class:`UsageError` for what is none of these, or names a GPU twice.
+    """
+    if devices is None or devices == "all":
+        return None if devices is None else "all"
+    if isinstance(devices, int):
+        return (devices,)
+    words = devices.split(",") if isinstance(devices, str) else list(map(str, devices))
+    numbers = [word.strip() for word in words]
+    if not numbers or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise UsageError(f"device={devices!r}: it is an index, several as in 0,1, or all")
+    indices = tuple(map(int, numbers))
+    if len(set(indices)) < len(indices):
+        raise UsageError(f"device={devices!r} names a GPU twice")
+    return indices
+
+
+def devices_text(devices: Devices) -> str:
+    """How the command line has it; empty for None."""
+    return "all" if devices == "all" else ",".join(map(str, devices or ()))
+
+
+def choose_gpus(
+    evaluator: str,
+    *,
+    arch: str | None = None,
+    chip: str | None = None,
+    devices: Devices = None,
+    shared: bool = False,
+    found: FoundGpus | None = None,
+) -> tuple[GpuInfo, ...]:
+    """The GPUs to measure on, as :func:`choose_gpu` chooses one; none to predict instead.
+
+    Raises :class:`UsageError` for GPUs of more than one kind, as far as can be told before they
+    are opened, and as :func:`choose_gpu` does.
+    """
+    if evaluator == "model" and devices is not None:
+        text = devices_text(devices)
+        raise UsageError(f"the model runs on no device, so --device {text} means nothing")
+    if found is None and evaluator != "model":
+        found = find_gpus()
+    indices: Sequence[int | None] = (None,)
+    if devices == "all":
+        assert found is not None
+        if not found.devices:
+            raise DeviceError(f"--device all: {found.reason}", hint="tunegen doctor")
+        indices = [gpu.index for gpu in found.devices]
+    elif devices is not None:
+        indices = devices
+    chosen = [
+        choose_gpu(evaluator, arch=arch, chip=chip, index=index, shared=shared, found=found)
+        for index in indices
+    ]
+    gpus = tuple(gpu for gpu in chosen if gpu is not None)
+    for gpu in gpus:
+        if (gpu.name, gpu.arch) != (gpus[0].name, gpus[0].arch):
+            raise _of_two_classes(gpus[0], gpus[0].name, gpu, gpu.name)
+    return gpus
+
+
+def check_class(gpus: Sequence[GpuInfo], opened: Sequence[DeviceClass]) -> None:
+    """Raise :class:`UsageError` where GPUs, once opened, are not of one device class."""
+    first = DeviceIdentity.of(opened[0])
+    for gpu, device in zip(gpus, opened, strict=True):
+        other = DeviceIdentity.of(device)
+        ours, theirs = (
+            ", ".join(
+                f"{name} {value}" if name != "name" else str(value)
+                for name, value in dataclasses.asdict(one).items()
+                if name == "name" or getattr(first, name) != getattr(other, name)
+            )
+            for one in (first, other)
+        )
+        if first != other:
+            raise _of_two_classes(gpus[0], ours, gpu, theirs)
+
+
+def _of_two_classes(one: GpuInfo, its: str, other: GpuInfo, others: str) -> UsageError:
+    return UsageError(
+        f"GPU {one.index} is {its} and GPU {other.index} is {others}, which are two device "
+        "classes: a study is of one",
+        hint=f"--device {one.index}",
+    )
 
 
 def choose_gpu(

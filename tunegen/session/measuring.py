@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tune on the GPU: search in a worker process, keep every trial, play the finals."""
+"""A tune on GPUs: search in a worker process on each, keep every trial, play the finals."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tunegen import calibration, search, tuner
 from tunegen.database import Database
 from tunegen.errors import DeviceError, NoValidConfig
-from tunegen.model import CompiledKernel, Compiler, GpuInfo, Trial, TuningRecord
-from tunegen.runner.evaluator import GpuEvaluator, Spent
+from tunegen.model import (
+    Candidate,
+    CompiledKernel,
+    Compiler,
+    Contest,
+    GpuInfo,
+    Trial,
+    TuningRecord,
+)
+from tunegen.runner.evaluator import Fastest, GpuEvaluator, Spent
 from tunegen.runner.finals import Deciding, Finals
 from tunegen.runner.protocol import Opened, Policy
-from tunegen.runner.station import prepare_seconds
+from tunegen.runner.qualify import Finalist
+from tunegen.runner.quarantine import Quarantine
+from tunegen.runner.station import Station, prepare_seconds
+from tunegen.session import cards, setups
 from tunegen.session import gpu as gpus
+from tunegen.session.cards import Card
 from tunegen.session.contenders import list_contenders
 from tunegen.session.records import find_exact
 from tunegen.session.resolve import Request
-from tunegen.session.setups import ProblemSetup, rotation
 from tunegen.session.studies import open_study, source_digests
 from tunegen.session.warmstart import KnownPoint, warm_points
 from tunegen.store import Study
@@ -43,6 +54,7 @@ class Measuring:
     deterministic: bool = False
     shared: bool = False
     storage: str | None = None
+    study: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +78,7 @@ class Measured:
 
 def measure(
     wanted: Request,
-    gpu: GpuInfo,
+    chosen: Sequence[GpuInfo],
     how: Measuring,
     *,
     budget: tuner.Budget,
@@ -78,34 +90,35 @@ def measure(
     on_event: Callable[[Trial, tuner.Progress], None] | None = None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Measured:
-    """Search and play the finals on a GPU. ``on_note`` is told what a user should know.
+    """Search on all ``chosen`` GPUs and play the finals on the first. ``on_note`` is told what a
+    user should know.
 
-    Raises :class:`DeviceError` where the GPU cannot be used, or others came onto it;
-    :class:`NoValidConfig` where there is nothing to run.
+    Raises :class:`DeviceError` where a GPU cannot be used, or others came onto the first;
+    :class:`UsageError` where they are not of one device class; :class:`NoValidConfig` where there
+    is nothing to run.
     """
     with ExitStack() as stack:
-        card = stack.enter_context(gpus.station(gpu))
-        # Loading torch takes seconds, in which a GPU is opened and configurations are ordered.
-        vendor, no_vendor = gpus.vendor_worker(gpu)
+        stations = [stack.enter_context(gpus.station(gpu)) for gpu in chosen]
+        # Loading torch takes seconds, in which GPUs are opened and configurations are ordered.
+        vendor, no_vendor = gpus.vendor_worker(chosen[0])
         if vendor is not None:
             stack.callback(vendor.kill)
-        opened = card.open()
-        wanted = dataclasses.replace(wanted, device=gpus.device_class(opened))
-        _check(wanted, gpu, opened, how)
+        opened = cards.open_cards(chosen, stations)
+        wanted = dataclasses.replace(wanted, device=gpus.device_class(opened[0].opened))
+        for card in opened:
+            _check(wanted, card, how)
         contenders = list_contenders(wanted, calibration.find(wanted.device))
-        setup = ProblemSetup(wanted.operation, wanted.device, nvrtc)
-        sets = rotation(
-            wanted.operation, wanted.problem, wanted.device.l2_bytes, opened.free_bytes
-        )
-        policy: Policy = "warm" if how.policy == "warm" else "burst"
-        kept = gpus.quarantine(wanted.problem, wanted.arch, gpu)
-        judge = GpuEvaluator(
-            card, wanted.device, policy=policy, quarantine=kept,
-            expected_us=_expected_us(contenders[0]),
+        setup = setups.ProblemSetup(wanted.operation, wanted.device, nvrtc)
+        sets = setups.rotation(
+            wanted.operation, wanted.problem, wanted.device.l2_bytes,
+            min(card.opened.free_bytes for card in opened),
         )  # fmt: skip
+        policy: Policy = "warm" if how.policy == "warm" else "burst"
+        judges = _judges(wanted, opened, policy, _expected_us(contenders[0]))
         study = stack.enter_context(
             open_study(
-                wanted, contenders, judge, storage=how.storage, fresh=how.fresh,
+                wanted, contenders, judges[0], storage=how.storage, fresh=how.fresh,
+                named=how.study,
                 # Times of a card that others use are a study of their own.
                 policy=f"{policy}-shared" if how.shared else policy,
                 tolerance=max(c.spec.tolerance(wanted.problem) for c in contenders),
@@ -125,8 +138,8 @@ def measure(
             )  # fmt: skip
         finals = None
         if standing is None:
-            finals = Finals(
-                station=card,
+            play = Finals(
+                station=stations[0],
                 setup=setup,
                 problem=wanted.problem,
                 operation=wanted.operation,
@@ -138,15 +151,19 @@ def measure(
                 vendor=vendor,
                 no_vendor=no_vendor,
                 deterministic=how.deterministic,
-                quarantine=kept,
+                quarantine=_quarantine(wanted, chosen[0]),
             )
+            finals = _on_the_first(play, stations)
             flops = wanted.operation.flops(wanted.problem)
             request = setup(wanted.problem, inputs="normal", seed=seed, sets=sets)
-            card.prepare(request, prepare_seconds(flops))
+            cards.prepare(opened, request, prepare_seconds(flops))
+            if len(opened) > 1:
+                _align(wanted, opened, judges, contenders[0], nvrtc)
         run = tuner.tune(
             wanted.problem,
             contenders,
-            evaluator=judge,
+            evaluator=judges[0],
+            beside=judges[1:],
             compiler=nvrtc,
             device=wanted.device,
             search=search.make_search(
@@ -155,20 +172,75 @@ def measure(
             budget=budget,
             past=past,
             keep=_keep(study, wanted),
+            study=study if standing is None else None,  # there is nothing to share
             finals=finals,
             on_event=on_event,
         )
+        for place, reason in run.lost.items():
+            gpu = chosen[place]
+            on_note(f"GPU {gpu.index} ({gpu.name}) was lost, the search went on: {reason}")
         return Measured(
             request=wanted,
-            judge=judge,
+            judge=judges[0],
             run=run,
-            spent=judge.spent,
-            opened=opened,
+            spent=cards.together(judges),
+            opened=opened[0].opened,
             valid_configs={c.spec.name: len(c.table) for c in contenders},
             begun_from=begun_from,
             standing=standing,
-            shared=_shared(gpu, opened, run, how),
+            shared=_shared(opened, run, how),
         )
+
+
+def _judges(
+    wanted: Request, opened: Sequence[Card], policy: Policy, expected_us: float | None
+) -> list[GpuEvaluator]:
+    fastest = Fastest()
+    return [
+        GpuEvaluator(
+            card.station,
+            wanted.device,
+            policy=policy,
+            quarantine=_quarantine(wanted, card.gpu),
+            expected_us=expected_us,
+            fastest=fastest,
+            gpu=card.gpu.index if len(opened) > 1 else None,
+        )
+        for card in opened
+    ]
+
+
+def _quarantine(wanted: Request, gpu: GpuInfo) -> Quarantine:
+    return gpus.quarantine(wanted.problem, wanted.arch, gpu)
+
+
+def _align(
+    wanted: Request,
+    opened: Sequence[Card],
+    judges: Sequence[GpuEvaluator],
+    contender: search.Contender,
+    nvrtc: Compiler,
+) -> None:
+    """Make the GPUs comparable by the operation's default. Where it does not even compile, its
+    trial will say so."""
+    build = tuner.Builder(wanted.problem, wanted.device, nvrtc)
+    built = build(contender.spec, contender.default)
+    if built.failure is None:
+        default = Candidate(contender.spec, contender.default, built.kernels)
+        cards.align(opened, judges, default, wanted.problem)
+
+
+def _on_the_first(
+    finals: Finals, stations: Sequence[Station]
+) -> Callable[[Iterable[Finalist]], Contest]:
+    """Finals while the other GPUs are let go: they share power, air and the host."""
+
+    def play(ranked: Iterable[Finalist]) -> Contest:
+        for station in stations[1:]:
+            station.close()
+        return finals(ranked)
+
+    return play
 
 
 def _is_spent(
@@ -188,11 +260,12 @@ def _is_spent(
     return budget.is_enough(asked.expected_gain())
 
 
-def _check(wanted: Request, gpu: GpuInfo, opened: Opened, how: Measuring) -> None:
+def _check(wanted: Request, card: Card, how: Measuring) -> None:
     """Raise what stands against measuring before anything is compiled or launched."""
+    gpu = card.gpu
     if wanted.arch != gpu.arch:
         raise DeviceError(f"GPU {gpu.index} is {gpu.arch} to NVML and {wanted.arch} to CUDA")
-    others = len(opened.telemetry.other_pids)
+    others = len(card.opened.telemetry.other_pids)
     if others and not how.shared:
         raise gpus.in_company(gpu, others)
     spec = wanted.spec()
@@ -222,24 +295,28 @@ def _standing(database: Database, wanted: Request, past: Sequence[Trial]) -> Tun
     return record if ours and "unfinished" not in record.measurement.details else None
 
 
-def _keep(study: Study, wanted: Request) -> Callable[[Trial, tuple[CompiledKernel, ...]], None]:
+def _keep(study: Study, wanted: Request) -> Callable[[Trial, tuple[CompiledKernel, ...]], bool]:
     specs = {spec.name: spec for spec in wanted.specs}
 
-    def keep(trial: Trial, kernels: tuple[CompiledKernel, ...]) -> None:
+    def keep(trial: Trial, kernels: tuple[CompiledKernel, ...]) -> bool:
         digests = source_digests(wanted, specs[trial.spec], trial.config)
         cubins = {kernel.name: hashlib.sha256(kernel.cubin).hexdigest() for kernel in kernels}
-        study.add(trial, digests, cubins)
+        return study.add(trial, digests, cubins)
 
     return keep
 
 
-def _shared(gpu: GpuInfo, opened: Opened, run: tuner.TuneRun, how: Measuring) -> bool:
-    """Whether others used the card meanwhile; raises where that was not to be."""
+def _shared(opened: Sequence[Card], run: tuner.TuneRun, how: Measuring) -> bool:
+    """Whether others used a card meanwhile; raises where that was not to be."""
     came = run.contest is not None and run.contest.shared
     if came and not how.shared:
+        gpu = opened[0].gpu
         raise DeviceError(
             f"others came onto GPU {gpu.index} ({gpu.name}) during the finals: nothing is "
             f"recorded, the {len(run.trials)} trials are kept",
             hint="run the same command again, or add --shared",
         )
-    return came or bool(gpu.other_processes or gpu.mig or opened.telemetry.other_pids)
+    return came or any(
+        card.gpu.other_processes or card.gpu.mig or card.opened.telemetry.other_pids
+        for card in opened
+    )

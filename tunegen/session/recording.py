@@ -51,7 +51,7 @@ def make_record(
         measurement = dataclasses.replace(
             measurement,
             policy=SEARCH_POLICY,
-            details={**measurement.details, "unfinished": "interrupted before the finals"},
+            details={**measurement.details, "unfinished": _why_unfinished(run)},
         )
         limits = (*limits, *_only(wanted.problem))
         default = None  # its time is of another policy now
@@ -81,6 +81,10 @@ def make_record(
         command=command,
     )
     return _proven(record, run.contest)
+
+
+def _why_unfinished(run: tuner.TuneRun) -> str:
+    return f"{run.left_to} plays the finals" if run.left_to else "interrupted before the finals"
 
 
 def _only(problem: Problem) -> tuple[Limit, ...]:
@@ -144,7 +148,7 @@ class Choices:
     least_gain: float | None = None
     deterministic: bool = False
     shared: bool = False
-    device: int | None = None
+    device: str = ""
     warm: bool = True
 
 
@@ -175,8 +179,8 @@ def reproduce(wanted: Request, choices: Choices, *, measured: bool) -> str:
 
 def _measuring_words(choices: Choices) -> list[str]:
     words = ["--fresh"]
-    if choices.device is not None:
-        words += ["--device", str(choices.device)]
+    if choices.device:
+        words += ["--device", choices.device]
     if choices.policy != "auto":
         words += ["--policy", choices.policy]
     if choices.finals_seconds is not None:

@@ -18,7 +18,7 @@ from tunegen.model import ARCHS, GpuInfo, KernelSpec, Trial, TuningRecord
 from tunegen.runner.evaluator import Spent
 from tunegen.session.building import Build, build
 from tunegen.session.contenders import list_contenders
-from tunegen.session.gpu import choose_gpu
+from tunegen.session.gpu import Devices, check_devices, choose_gpus, devices_text
 from tunegen.session.measuring import FINALS_SECONDS, POLICIES, Measuring, measure
 from tunegen.session.recording import Choices, make_record, reproduce
 from tunegen.session.records import find, find_exact
@@ -28,7 +28,9 @@ from tunegen.session.warmstart import KnownPoint, warm_points
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What a tune found. ``record`` is in the database at ``path``, None where it is not new.
+    """What a tune found. ``record`` is in the database at ``path``, None where it is not new, or
+    where another host of the study plays the finals (``run.left_to``): then it is what was best in
+    the search so far.
 
     ``floor`` is the least time the device class allows, and what binds it. ``evidence`` is
     "predicted" wherever no GPU has run the kernels; ``known`` is then what a GPU has measured
@@ -68,7 +70,7 @@ def tune(
     seed: int = 0,
     evaluator: str = "auto",
     sampler: str = search.DEFAULT_SAMPLER,
-    device: int | None = None,
+    device: int | str | Sequence[int] | None = None,
     shared: bool = False,
     policy: str = "auto",
     finals_seconds: float = FINALS_SECONDS,
@@ -76,6 +78,7 @@ def tune(
     fresh: bool = False,
     warm: bool = True,
     storage: str | None = None,
+    study: str | None = None,
     db: Path | str | None = None,
     cache: Path | str | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
@@ -99,37 +102,41 @@ def tune(
     ``warm`` False. The same ``seed`` gives the same trials where these are the same.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
-    Trials are kept in ``storage``, and a later call goes on where this one ended; ``fresh`` begins
-    anew. The finals take ``finals_seconds``; ``policy`` says what decides them: "burst",
-    "sustained", "warm", or "auto" for the one that fits the length of a call. ``deterministic``
-    leaves out kernels whose results differ from run to run. ``on_event`` is called after every
-    trial, ``on_note`` with what a user should know.
+    Several of one device class ("0,1", or "all") search together, and the first of them decides.
+    Trials are kept in ``storage``, and a later call goes on where this one ended; calls on several
+    hosts at once share a study, see :func:`tunegen.tuner.tune`. ``study`` is the beginning of the
+    name that it must have; ``fresh`` begins anew. The finals take ``finals_seconds``; ``policy``
+    says what decides them: "burst", "sustained", "warm", or "auto" for the one that fits how long
+    a call takes. ``deterministic`` leaves out kernels whose results differ from run to run.
+    ``on_event`` is called after every trial, ``on_note`` with what a user should know.
 
     Raises :class:`tunegen.errors.UsageError` for names and values that do not exist,
     :class:`NoValidConfig` where constraints leave nothing, :class:`DeviceError` where a GPU was
     asked for and there is none, or it cannot be used.
     """
     budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds, least_gain)
-    how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage)
+    how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage, study)
     search.check_choice(sampler, seed)
+    devices = check_devices(device)
     ask = functools.partial(
         request, operation, problem=problem, dtype=dtype, layout=layout, attributes=attributes,
         spec=spec, specs=specs,
     )  # fmt: skip
-    wanted, gpu = _resolve(ask, arch, chip, evaluator, device, shared)
-    if trials is None and gpu is None:
+    wanted, gpus = _resolve(ask, arch, chip, evaluator, devices, shared)
+    if trials is None and not gpus:
         budget = dataclasses.replace(budget, trials=tuner.PREDICTED_TRIALS)
     choices = Choices(
         spec=spec, trials=budget.trials, seconds=seconds, least_gain=least_gain, seed=seed,
         evaluator=evaluator,
-        sampler=sampler, policy=policy, deterministic=deterministic, shared=shared, device=device,
+        sampler=sampler, policy=policy, deterministic=deterministic, shared=shared,
+        device=devices_text(devices),
         finals_seconds=None if finals_seconds == FINALS_SECONDS else finals_seconds,
         warm=warm,
     )  # fmt: skip
     kernel_cache = compiler.KernelCache(Path(cache) if cache else None)
     database = Database(Path(db) if db else None)
     job = _Job(wanted, choices, budget, kernel_cache, database, on_event, on_note)
-    return job.predicted() if gpu is None else job.measured(gpu, how)
+    return job.measured(gpus, how) if gpus else job.predicted()
 
 
 def _measuring(
@@ -139,6 +146,7 @@ def _measuring(
     deterministic: bool,
     shared: bool,
     storage: str | None,
+    study: str | None,
 ) -> Measuring:
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
@@ -151,6 +159,7 @@ def _measuring(
         deterministic=deterministic,
         shared=shared,
         storage=storage,
+        study=study,
     )
 
 
@@ -159,27 +168,27 @@ def _resolve(
     arch: str | None,
     chip: str | None,
     evaluator: str,
-    device: int | None,
+    devices: Devices,
     shared: bool,
-) -> tuple[Request, GpuInfo | None]:
-    """The request, and the GPU to measure it on or None. What is wrong with the request itself is
+) -> tuple[Request, tuple[GpuInfo, ...]]:
+    """The request, and the GPUs to measure it on, if any. What is wrong with the request itself is
     raised before any GPU is looked for."""
     named = bool(arch or chip)
     wanted = ask(arch=arch, chip=chip) if named else ask(arch=ARCHS[0])
-    gpu = choose_gpu(
+    gpus = choose_gpus(
         evaluator,
         arch=wanted.arch if named else None,
         chip=wanted.device.name if chip else None,
-        index=device,
+        devices=devices,
         shared=shared,
     )
-    if gpu is not None:
-        return ask(arch=gpu.arch), gpu
+    if gpus:
+        return ask(arch=gpus[0].arch), gpus
     if named:
-        return wanted, None
+        return wanted, ()
     here = next(iter(find_gpus().devices), None)
     known = here is not None and here.name in {chip.name for chip in perfmodel.CHIPS}
-    return ask(arch=here.arch if here else None, chip=here.name if here and known else None), None
+    return ask(arch=here.arch if here else None, chip=here.name if here and known else None), ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +241,11 @@ class _Job:
             begun_from=begun_from,
         )
 
-    def measured(self, gpu: GpuInfo, how: Measuring) -> TuneResult:
-        """On a GPU."""
+    def measured(self, gpus: Sequence[GpuInfo], how: Measuring) -> TuneResult:
+        """On GPUs."""
         self.database.ensure_writable(self.wanted.arch, self.wanted.operation.name)
         found = measure(
-            self.wanted, gpu, how, budget=self.budget, seed=self.choices.seed,
+            self.wanted, gpus, how, budget=self.budget, seed=self.choices.seed,
             sampler=self.choices.sampler, warm=self.choices.warm,
             nvrtc=compiler.NvrtcCompiler(self.cache), database=self.database,
             on_event=self.on_event, on_note=self.on_note,
@@ -251,7 +260,11 @@ class _Job:
                 driver=found.opened.driver, shared=found.shared,
             )  # fmt: skip
             # What was cut short does not stand beside what was not.
-            if run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
+            if run.left_to:
+                self.on_note(
+                    f"{run.left_to} goes on with the study, and records the winner of its finals"
+                )
+            elif run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
                 path = self.database.put(record)
         else:
             self.on_note(

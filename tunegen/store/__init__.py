@@ -9,7 +9,22 @@ digests of its sources, and is on disk when :meth:`Study.add` returns.
 
 from tunegen.store.form import StoredTrial
 from tunegen.store.key import StudyKey
+from tunegen.store.listing import StudyInfo, list_studies
 from tunegen.store.sqlite import default_path
-from tunegen.store.study import Study, StudyInfo, list_studies
+from tunegen.store.study import Study
+from tunegen.store.transfer import Carried, Received, collect, read_file, receive, write
 
-__all__ = ["StoredTrial", "Study", "StudyInfo", "StudyKey", "default_path", "list_studies"]
+__all__ = [
+    "Carried",
+    "Received",
+    "StoredTrial",
+    "Study",
+    "StudyInfo",
+    "StudyKey",
+    "collect",
+    "default_path",
+    "list_studies",
+    "read_file",
+    "receive",
+    "write",
+]

@@ -56,7 +56,7 @@ class StudyKey:
     @property
     def family(self) -> str:
         """Digest of the facts. Studies of one family differ in their space, and share trials."""
-        return _digest(self.facts)
+        return family_of(self.facts)
 
     @property
     def space(self) -> str:
@@ -66,14 +66,24 @@ class StudyKey:
     def name(self, generation: int) -> str:
         """``matmul-4096x4096x4096-fp32-nn-nvidia-h200-0123456789ab``, with ``-2`` and so on for
         the generations that ``--fresh`` begins."""
-        device = re.sub(r"[^a-z0-9]+", "-", self.device.name.lower()).strip("-")
-        words = [
-            self.operation.name, self.operation.text(self.problem), self.problem.dtype,
-            self.problem.layout, device, _digest([self.family, self.space])[:_DIGITS],
-        ]  # fmt: skip
-        if generation > 1:
-            words.append(str(generation))
-        return "-".join(word for word in words if word)
+        return study_name(self.facts, self.space, generation)
+
+
+def study_name(facts: Mapping[str, Any], space: str, generation: int) -> str:
+    """The name of the study with these facts, that digest of its space and that generation."""
+    device = re.sub(r"[^a-z0-9]+", "-", facts["device"]["name"].lower()).strip("-")
+    words = [
+        facts["operation"], facts["problem"], facts["dtype"], facts["layout"], device,
+        _digest([family_of(facts), space])[:_DIGITS],
+    ]  # fmt: skip
+    if generation > 1:
+        words.append(str(generation))
+    return "-".join(word for word in words if word)
+
+
+def family_of(facts: Mapping[str, Any]) -> str:
+    """Digest of the facts of a key."""
+    return _digest(facts)
 
 
 def _digest(content: Any) -> str:

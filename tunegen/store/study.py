@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import datetime
-import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,30 +15,15 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
 from tunegen.errors import unknown
-from tunegen.model import OutcomeKind, Space, Trial
+from tunegen.model import Space, Trial
 from tunegen.store.form import StoredTrial, decode, encode
 from tunegen.store.key import StudyKey
+from tunegen.store.reading import Text, newest_of, studies_of, texts
 from tunegen.store.salvage import FACTS_KEY, TRIAL_KEY
 
 if TYPE_CHECKING:
     from tunegen.store.connection import Connection
-
-_STUDIES = """
-SELECT studies.study_id, studies.study_name, study_user_attributes.value_json
-FROM studies JOIN study_user_attributes ON study_user_attributes.study_id = studies.study_id
-WHERE study_user_attributes.key = :key
-ORDER BY studies.study_id
-"""
-
-# A trial is one row of JSON here. Optuna's own reading makes an object of every parameter of every
-# trial: 7 s of processor time for 10,000 trials of 17 parameters, ten times what this takes.
-_TRIALS = """
-SELECT trials.study_id, trial_user_attributes.value_json
-FROM trials JOIN trial_user_attributes ON trial_user_attributes.trial_id = trials.trial_id
-WHERE trial_user_attributes.key = :key AND trials.study_id IN :studies
-ORDER BY trials.trial_id
-"""
-
+    from tunegen.store.hosts import Hosts
 
 # The fastest of a study are found by their values; only theirs are decoded.
 _FASTEST = """
@@ -52,42 +35,6 @@ WHERE trial_user_attributes.key = :key AND trials.study_id = :study
 ORDER BY trial_values.value, trials.trial_id
 LIMIT :most
 """
-
-
-@dataclass(frozen=True, slots=True)
-class StudyInfo:
-    """A study as it is listed.
-
-    ``facts`` are those of :class:`StudyKey`, with the digest of the ``space``, the ``family`` and
-    ``generation``, and when it was ``created``. ``current`` says whether a tune uses it today:
-    studies before a ``--fresh`` are kept, but not used. ``trials`` are all of its own trials, in
-    the order in which they were added; ``unreadable`` counts those that are damaged.
-    """
-
-    name: str
-    facts: Mapping[str, Any]
-    current: bool
-    trials: tuple[StoredTrial, ...]
-    unreadable: int
-
-    @property
-    def counts(self) -> Mapping[OutcomeKind, int]:
-        """How many trials came to which outcome."""
-        return Counter(stored.trial.outcome.kind for stored in self.trials)
-
-    @property
-    def best(self) -> StoredTrial | None:
-        """The fastest trial; None where none succeeded."""
-        return min(
-            (stored for stored in self.trials if stored.trial.outcome.ok),
-            key=lambda stored: stored.trial.outcome.median_us,
-            default=None,
-        )
-
-    @property
-    def updated(self) -> str:
-        """When the last trial finished, or the study was created."""
-        return max((stored.finished for stored in self.trials), default=self.facts["created"])
 
 
 class Study:
@@ -106,25 +53,23 @@ class Study:
         self._connection = connection
         self._usable = usable
         self._family = key.family
-        known = [row.facts for row in _studies(connection) if row.facts["family"] == key.family]
+        known = [row.facts for row in studies_of(connection) if row.facts["family"] == key.family]
         generations = [facts["generation"] for facts in known]
         self._generation = max(generations, default=1) + (fresh and bool(generations))
         self.name = key.name(self._generation)
-        with connection.failures(), _quiet():
-            self._study = optuna.create_study(
-                storage=connection.storage, study_name=self.name, load_if_exists=True
-            )
-            if FACTS_KEY not in self._study.user_attrs:
-                facts = {
-                    **key.facts,
-                    "family": key.family,
-                    "space": key.space,
-                    "generation": self._generation,
-                    "created": _now(),
-                }
-                self._study.set_user_attr(FACTS_KEY, facts)
+        facts = {
+            **key.facts,
+            "family": key.family,
+            "space": key.space,
+            "generation": self._generation,
+            "created": _now(),
+        }
+        self._study_id = begin(connection, self.name, facts)
+        self._hosts: Hosts | None = None
+        # The last trial that was read, and how many usable ones there are up to it.
+        self.last_id, self._known = -1, 0
         self._spaces = dict(sorted(key.spaces.items()))
-        self._distributions = {spec: self._choices(spec) for spec in self._spaces}
+        self._choices = _choices_of(self._spaces)
 
     @classmethod
     def open(
@@ -159,7 +104,7 @@ class Study:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was wrong with the storage and what became of it, one line each."""
-        unreadable = self._stored().count(None)
+        unreadable = sum(decode(each.text) is None for each in self._texts())
         if not unreadable:
             return self._connection.warnings
         lost = f"{unreadable} trials of {self.name} cannot be read and are left out"
@@ -168,26 +113,50 @@ class Study:
     def trials(self) -> tuple[Trial, ...]:
         """The usable trials of the study and its family, those of other processes included, in
         the order in which they were added and numbered in it from 0."""
-        usable = (
-            stored.trial
-            for stored in self._stored()
-            if stored is not None and self._usable(stored.trial, stored.digests)
-        )
-        return tuple(replace(trial, number=number) for number, trial in enumerate(usable))
+        found = self._texts()
+        mine = (each.trial_id for each in found if each.study_id == self._study_id)
+        self.last_id, self._known = max(mine, default=-1), 0
+        return self._numbered(found)
 
-    def _stored(self) -> list[StoredTrial | None]:
+    def news(self) -> tuple[Trial, ...]:
+        """The usable trials that were added since this or :meth:`trials` was called last, by
+        whomever; numbered on. Those of other studies of the family are left to the next run."""
+        found = texts(self._connection, [self._study_id], self.last_id)
+        if found:
+            self.last_id = found[-1].trial_id
+        return self._numbered(found)
+
+    def _numbered(self, found: Iterable[Text]) -> tuple[Trial, ...]:
+        trials = []
+        for each in found:
+            stored = decode(each.text)
+            if stored is not None and self._usable(stored.trial, stored.digests):
+                trials.append(replace(stored.trial, number=self._known))
+                self._known += 1
+        return tuple(trials)
+
+    def _texts(self) -> list[Text]:
         """What the studies of the family hold, in the order in which it was added."""
         studies = [
             row.study_id
-            for row in _studies(self._connection)
+            for row in studies_of(self._connection)
             if (row.facts["family"], row.facts["generation"]) == (self._family, self._generation)
         ]
-        return [stored for _, stored in _read(self._connection, studies)]
+        return texts(self._connection, studies)
+
+    def join(self) -> Hosts:
+        """Work on the study together with all others that do. What this host claims is settled by
+        :meth:`add`."""
+        from tunegen.store.hosts import Hosts
+
+        self._hosts = Hosts(self._connection, self._study_id)
+        return self._hosts
 
     def add(
         self, trial: Trial, digests: Mapping[str, str], cubins: Mapping[str, str] | None = None
-    ) -> None:
-        """Store a finished trial; it is on disk when this returns.
+    ) -> bool:
+        """Store a finished trial; it is on disk when this returns. False where it was claimed, and
+        another host has taken the claim over: then it is not stored, but that host's will be.
 
         ``digests`` are those of its sources by kernel (:func:`tunegen.compiler.identity`),
         ``cubins`` the SHA-256 of what was compiled from them. Its number is not stored: it is the
@@ -199,28 +168,26 @@ class Study:
         space = self._spaces.get(trial.spec)
         if space is None:
             raise unknown("spec of the study", trial.spec, self._spaces)
-        config = space.config(trial.config)
-        values = {"spec": trial.spec, **{_key(trial.spec, name): config[name] for name in config}}
-        distributions = self._distributions[trial.spec]
-        ok = trial.outcome.ok
+        trial = replace(trial, config=space.config(trial.config))
         stored = StoredTrial(trial, digests, cubins or {}, _now())
-        with self._connection.failures():
-            self._study.add_trial(
-                create_trial(
-                    # A failure is pruned, as in the search: it has no value and ranks last.
-                    state=TrialState.COMPLETE if ok else TrialState.PRUNED,
-                    value=trial.outcome.median_us if ok else None,
-                    params={name: values[name] for name in distributions},
-                    distributions=distributions,
-                    user_attrs={TRIAL_KEY: encode(stored)},
-                )
-            )
+        hosts = self._hosts
+        if hosts is None or not hosts.holds(trial.spec, trial.config):
+            add_trial(self._connection, self._study_id, stored, self._choices)
+            return True
+        from tunegen.store.hosts import ClaimLost
+
+        try:
+            with hosts.settling(trial.spec, trial.config):
+                add_trial(self._connection, self._study_id, stored, self._choices)
+        except ClaimLost:
+            return False
+        return True
 
     def others(self) -> dict[int, Mapping[str, Any]]:
         """The facts of the studies of other families that tunes use today, by their ids in the
         storage, in the order of creation."""
-        rows = _studies(self._connection)
-        newest = _newest(rows)
+        rows = studies_of(self._connection)
+        newest = newest_of(rows)
         return {
             row.study_id: row.facts
             for row in rows
@@ -250,82 +217,71 @@ class Study:
     ) -> None:
         self.close()
 
-    def _choices(self, spec: str) -> dict[str, BaseDistribution]:
-        """What there is to choose in a spec; a parameter with one value is no choice."""
-        space: Space = self._spaces[spec]
-        choices: dict[str, tuple[int, ...] | tuple[str, ...]] = {
-            "spec": tuple(self._spaces),
-            **{_key(spec, parameter.name): parameter.values for parameter in space.parameters},
-        }
-        return {name: CategoricalDistribution(c) for name, c in choices.items() if len(c) > 1}
+
+# Every parameter that is one to choose with its values: "spec" where there are several, and those
+# of each spec. A parameter with one value is no choice.
+Choices = Mapping[str, tuple[int | str, ...]]
 
 
-def list_studies(url: str | None) -> tuple[tuple[StudyInfo, ...], tuple[str, ...]]:
-    """Every study of a storage in the order of creation, and what was wrong with the storage.
-
-    Raises as :meth:`Study.open` does, and :class:`DatabaseError` where there is no such file;
-    nothing is created.
-    """
-    from tunegen.store.connection import connect
-
-    connection = connect(url, create=False)
-    if connection is None:
-        return (), ()
-    try:
-        return tuple(_describe(connection)), connection.warnings
-    finally:
-        connection.close()
+def _choices_of(spaces: Mapping[str, Space]) -> Choices:
+    choices: dict[str, tuple[int | str, ...]] = {_SPEC: tuple(spaces)}
+    for spec, space in spaces.items():
+        choices.update({_key(spec, p.name): p.values for p in space.parameters})
+    return {name: values for name, values in choices.items() if len(values) > 1}
 
 
-def _describe(connection: Connection) -> Iterator[StudyInfo]:
-    rows = _studies(connection)
-    newest = _newest(rows)
-    found: dict[int, list[StoredTrial | None]] = {row.study_id: [] for row in rows}
-    for study_id, stored in _read(connection, list(found)):
-        found[study_id].append(stored)
-    for row in rows:
-        trials = tuple(stored for stored in found[row.study_id] if stored is not None)
-        yield StudyInfo(
-            name=row.name,
-            facts=row.facts,
-            current=row.facts["generation"] == newest[row.facts["family"]],
-            trials=tuple(
-                replace(stored, trial=replace(stored.trial, number=number))
-                for number, stored in enumerate(trials)
+def check_choices(trial: Trial, choices: Choices, which: str) -> None:
+    """Raise ``ValueError`` where the configuration of a trial, called ``which``, is not one that
+    its study offers."""
+    for name, value in _chosen(trial, choices).items():
+        if value not in choices[name]:
+            raise ValueError(f"{which} has {name}={value!r}, which is no choice")
+
+
+def _chosen(trial: Trial, choices: Choices) -> dict[str, int | str]:
+    """What was chosen where there was a choice."""
+    values: dict[str, int | str] = {_SPEC: trial.spec}
+    values.update({_key(trial.spec, name): value for name, value in trial.config.items()})
+    return {name: value for name, value in values.items() if name in choices}
+
+
+def begin(connection: Connection, name: str, facts: Mapping[str, Any]) -> int:
+    """The storage's id of the study of that name, which is created with these facts where there is
+    none."""
+    with connection.failures(), _quiet():
+        study = optuna.create_study(
+            storage=connection.storage, study_name=name, load_if_exists=True
+        )
+        if FACTS_KEY not in study.user_attrs:
+            study.set_user_attr(FACTS_KEY, dict(facts))
+        return connection.storage.get_study_id_from_name(name)
+
+
+def add_trial(
+    connection: Connection, study_id: int, stored: StoredTrial, choices: Choices
+) -> None:
+    """Store a trial in one transaction."""
+    outcome = stored.trial.outcome
+    params = _chosen(stored.trial, choices)
+    distributions: dict[str, BaseDistribution] = {
+        name: CategoricalDistribution(choices[name]) for name in params
+    }
+    content = encode(stored)
+    with connection.failures():
+        connection.storage.create_new_trial(
+            study_id,
+            create_trial(
+                # A failure is pruned, as in the search: it has no value and ranks last.
+                state=TrialState.COMPLETE if outcome.ok else TrialState.PRUNED,
+                value=outcome.median_us if outcome.ok else None,
+                params=params,
+                distributions=distributions,
+                user_attrs={TRIAL_KEY: content},
             ),
-            unreadable=len(found[row.study_id]) - len(trials),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    study_id: int
-    name: str
-    facts: Mapping[str, Any]
-
-
-def _newest(rows: Iterable[_Row]) -> Mapping[str, int]:
-    """The generation of each family that is used today."""
-    newest = Counter[str]()
-    for row in rows:
-        family = row.facts["family"]
-        newest[family] = max(newest[family], row.facts["generation"])
-    return newest
-
-
-def _studies(connection: Connection) -> list[_Row]:
-    """The studies that are ours, in the order of creation."""
-    rows = connection.rows(_STUDIES, key=FACTS_KEY)
-    return [_Row(study_id, name, json.loads(facts)) for study_id, name, facts in rows]
-
-
-def _read(
-    connection: Connection, studies: Iterable[int]
-) -> Iterator[tuple[int, StoredTrial | None]]:
-    """Every trial of some studies with the study's id; None for one that is damaged."""
-    rows = connection.rows(_TRIALS, key=TRIAL_KEY, studies=list(studies))
-    for study_id, text in rows:
-        yield study_id, decode(text)
+_SPEC = "spec"
 
 
 def _key(spec: str, parameter: str) -> str:

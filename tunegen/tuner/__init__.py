@@ -2,6 +2,7 @@
 """The loop: ask, render, compile, evaluate, tell, until the budget is spent; then the finals."""
 
 from tunegen.tuner.budget import DEFAULT_TRIALS, PREDICTED_TRIALS, Budget
+from tunegen.tuner.building import Builder
 from tunegen.tuner.log import Progress, StopReason, TuneRun
 from tunegen.tuner.loop import LOOK_AHEAD, cores, tune
 
@@ -10,6 +11,7 @@ __all__ = [
     "LOOK_AHEAD",
     "PREDICTED_TRIALS",
     "Budget",
+    "Builder",
     "Progress",
     "StopReason",
     "TuneRun",

@@ -7,8 +7,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tunegen.model import Config, Contest, Outcome, OutcomeKind, Standing, Trial
@@ -49,7 +48,9 @@ class TuneRun:
     the evaluator had nothing to do because nothing was compiled yet. After ``near_best_seconds``
     the search had a configuration within 2 % of the winner, by the search's times.
     ``expected_gain`` is the share of the best time that all configurations left together were
-    expected to save, where that ended the search.
+    expected to save, where that ended the search. ``elsewhere`` of the trials were made by other
+    hosts meanwhile; ``left_to`` names the one that was left to play the finals. ``lost`` are the
+    evaluators, counted from 0, without which the search went on, each with the reason.
     """
 
     trials: tuple[Trial, ...]
@@ -67,6 +68,9 @@ class TuneRun:
     near_best_seconds: float | None = None
     contest: Contest | None = None
     expected_gain: float | None = None
+    elsewhere: int = 0
+    left_to: str = ""
+    lost: Mapping[int, str] = field(default_factory=dict)
 
 
 class Log:
@@ -86,6 +90,7 @@ class Log:
         self._best: Trial | None = None
         self._compiled = self._cache_hits = 0
         self._compile_seconds = self._wait_seconds = 0.0
+        self._elsewhere = 0
         for trial in past:
             self._add(trial, 0.0)
         self._past = len(past)
@@ -103,24 +108,22 @@ class Log:
         """Whether it is the operation's default configuration."""
         return spec == self._first.spec.name and config == self._first.default
 
-    def wait_for(self, future: Future[Built]) -> Built | None:
-        """What was built, or None where time runs out before. The first trial has no limit: a run
-        cut short still says what the default does."""
-        started = time.perf_counter()
-        left = None
-        if self._seconds is not None and self._trials:
-            left = self._started + self._seconds - started
-            if left <= 0:
-                return None
-        try:
-            return future.result(left)
-        except TimeoutError:
+    @property
+    def left_s(self) -> float | None:
+        """The seconds that are left, None for no limit. The first trial has none: a run cut short
+        still says what the default does."""
+        if self._seconds is None or not self._trials:
             return None
-        finally:
-            self._wait_seconds += time.perf_counter() - started
+        return max(0.0, self._started + self._seconds - time.perf_counter())
 
-    def add(self, trial: Trial, built: Built) -> None:
-        for kernel in built.kernels or ():
+    def waited(self, seconds: float) -> None:
+        """So long an evaluator had nothing to do because nothing was compiled yet."""
+        self._wait_seconds += seconds
+
+    def add(self, trial: Trial, built: Built | None) -> None:
+        """A trial and what was built for it: None where that was another host's."""
+        self._elsewhere += built is None
+        for kernel in (built.kernels if built is not None else None) or ():
             if kernel.from_cache:
                 self._cache_hits += 1
             else:
@@ -164,7 +167,14 @@ class Log:
         yield from default[-1:]
         yield from sorted(rest, key=lambda trial: (steady_us(trial.outcome), trial.number))
 
-    def run(self, stop_reason: StopReason, repeats: int, contest: Contest | None) -> TuneRun:
+    def run(
+        self,
+        stop_reason: StopReason,
+        repeats: int,
+        contest: Contest | None,
+        left_to: str = "",
+        lost: Mapping[int, str] | None = None,
+    ) -> TuneRun:
         trials, best, default = tuple(self._trials), self._best, self._default
         if contest is not None:
             trials = tuple(_judged(trial, contest) for trial in trials)
@@ -189,6 +199,9 @@ class Log:
             near_best_seconds=self._near_best(best),
             contest=contest,
             expected_gain=self.expected_gain,
+            elsewhere=self._elsewhere,
+            left_to=left_to,
+            lost=lost or {},
         )
 
     def _near_best(self, best: Trial | None) -> float | None:
@@ -205,9 +218,8 @@ class Log:
 
 def steady_us(outcome: Outcome) -> float:
     """The time of a success, freed of the drift that its evaluator saw."""
-    measurement = outcome.measurement
-    assert measurement is not None
-    return measurement.median_us / float(measurement.details.get("drift", 1.0))
+    assert outcome.measurement is not None
+    return outcome.measurement.steady_us
 
 
 def _interval(outcome: Outcome) -> tuple[float, float]:
@@ -215,7 +227,7 @@ def _interval(outcome: Outcome) -> tuple[float, float]:
     without an interval both are its median."""
     measurement = outcome.measurement
     assert measurement is not None
-    median_us = steady_us(outcome)
+    median_us = measurement.steady_us
     drift = measurement.median_us / median_us if median_us else 1.0
     return (measurement.low_us / drift or median_us, measurement.high_us / drift or median_us)
 

@@ -2,8 +2,9 @@
 """The loop itself.
 
 Rendering and compiling run in a pool of threads ahead of the evaluation. How far ahead is fixed,
-and evaluation is in the order of asking, so the same seed gives the same trials however many cores
-there are and however long anything takes.
+and one evaluator is asked in the order of asking for proposals, so the same seed gives the same
+trials however many cores there are and however long anything takes, as long as no other host takes
+part. Of several evaluators each is given what is built first.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tunegen.model import (
     Candidate,
-    CompiledKernel,
     Compiler,
+    Config,
     Contest,
     DeviceClass,
     Evaluator,
-    Outcome,
     Problem,
     Trial,
 )
@@ -31,23 +32,20 @@ from tunegen.runner.qualify import Finalist
 from tunegen.tuner.budget import Budget
 from tunegen.tuner.building import Builder, Built
 from tunegen.tuner.log import Log, Progress, StopReason, TuneRun, steady_us
+from tunegen.tuner.sharing import Alone, Chooser, Desk, Keep, Together
+from tunegen.tuner.trying import Evaluators
 
-if TYPE_CHECKING:  # at run time this would load Optuna
-    from tunegen.search import Contender, Proposal
-
-
-class Chooser(Protocol):
-    """Which configuration next: :class:`tunegen.search.Search`, or what stands before one."""
-
-    def tell_past(self, trials: Sequence[Trial]) -> None: ...
-    def expected_gain(self) -> float | None: ...
-    def ask(self) -> Proposal | None: ...
-    def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
+if TYPE_CHECKING:  # at run time these would load Optuna
+    from tunegen.search import Contender, Proposal, Search
+    from tunegen.store import Study
 
 
 # Proposals under way at once. More of them keep more cores compiling, but each is chosen without
 # the outcomes of the others.
 LOOK_AHEAD = 8
+
+# How often a host that waits for others looks whether they have ended.
+_WAIT_SECONDS = 0.25
 
 
 def tune(
@@ -55,6 +53,7 @@ def tune(
     contenders: Sequence[Contender],
     *,
     evaluator: Evaluator,
+    beside: Sequence[Evaluator] = (),
     compiler: Compiler,
     device: DeviceClass,
     search: Chooser,
@@ -62,7 +61,8 @@ def tune(
     threads: int | None = None,
     look_ahead: int = LOOK_AHEAD,
     past: Sequence[Trial] = (),
-    keep: Callable[[Trial, tuple[CompiledKernel, ...]], None] | None = None,
+    keep: Keep | None = None,
+    study: Study | None = None,
     finals: Callable[[Iterable[Finalist]], Contest] | None = None,
     on_event: Callable[[Trial, Progress], None] | None = None,
 ) -> TuneRun:
@@ -70,10 +70,18 @@ def tune(
 
     ``search`` chooses among them; ``contenders[0]`` has the operation's default. ``compiler`` is
     used where the evaluator needs kernels, in as many ``threads`` as this process has cores unless
-    said otherwise. ``look_ahead`` proposals are under way at once. ``on_event`` is called after
-    every trial, and ``keep`` before it.
+    said otherwise. ``look_ahead`` proposals are under way at once for each evaluator.
+    ``on_event`` is called after every trial, and ``keep`` before it.
 
-    ``past`` are trials of earlier runs: they count, and are not made again.
+    The evaluators ``beside`` the first are of the same device class, and their times comparable.
+    All work at the same time, each asked from a thread of its own. Where one of them raises
+    :class:`DeviceError` the search goes on without it.
+
+    ``past`` are trials of earlier runs: they count, and are not made again. With a ``study``,
+    which ``keep`` adds to and whose trials are all past, the search is made together with every
+    host that does the same at that time. The budget is that of all together, nothing is tried
+    twice, and whoever ends last plays the finals; ``left_to`` of the result says where that is
+    another one. ``search`` must be a :class:`tunegen.search.Search` then.
 
     The winner is that of the ``finals``, which are given the successes as they are asked for:
     the operation's default, then the fastest first. Without them it is the fastest trial, the
@@ -88,18 +96,32 @@ def tune(
     log = Log(contenders, budget, past)
     if past:
         search.tell_past(past)
-    judge = _Judge(evaluator, problem)
-    stop_reason: StopReason = "budget"
+    evaluators = Evaluators((evaluator, *beside), problem)
+    stop_reason: StopReason = "interrupted"
     contest: Contest | None = None
-    try:
-        stop_reason = _search(
-            search, build, judge, log, budget, threads or cores(), look_ahead, keep, on_event
-        )
-        if finals is not None and log.progress().best_us is not None:
-            contest = finals(_finalists(log, contenders, build))
-    except KeyboardInterrupt:
-        stop_reason = "interrupted"
-    return log.run(stop_reason, judge.repeats, contest)
+    left_to = ""
+    with ExitStack() as stack:
+        try:
+            desk: Desk = Alone(search, keep)
+            if study is not None:
+                desk = _join(stack, search, keep, study)
+            searching = _Searching(
+                desk, search, build, evaluators, log, budget, threads or cores(), look_ahead,
+                on_event,
+            )  # fmt: skip
+            reason, left_to = searching.run()
+            if finals is not None and not left_to and log.progress().best_us is not None:
+                contest = finals(_finalists(log, contenders, build))
+            stop_reason = reason
+        except KeyboardInterrupt:
+            pass
+    return log.run(stop_reason, evaluators.repeats, contest, left_to, evaluators.lost)
+
+
+def _join(stack: ExitStack, search: Chooser, keep: Keep | None, study: Study) -> Together:
+    assert keep is not None
+    told: Search = search  # type: ignore[assignment]
+    return Together(told, keep, study, stack.enter_context(study.join()))
 
 
 def cores() -> int:
@@ -107,56 +129,138 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _search(
-    search: Chooser,
-    build: Builder,
-    judge: _Judge,
-    log: Log,
-    budget: Budget,
-    threads: int,
-    look_ahead: int,
-    keep: Callable[[Trial, tuple[CompiledKernel, ...]], None] | None,
-    on_event: Callable[[Trial, Progress], None] | None,
-) -> StopReason:
-    """Make trials until something runs out; which is returned."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="tunegen-compile")
-    under_way: deque[tuple[Proposal, Future[Built]]] = deque()
-    asked = len(log)
-    stop_reason: StopReason = "budget"
-    try:
-        while True:
-            enough, gain = False, None
-            while asked < budget.trials and len(under_way) < look_ahead:
-                # Asked for only where it may end the search: it costs as much as a proposal.
-                gain = None if budget.least_gain is None else search.expected_gain()
-                if enough := budget.is_enough(gain):
-                    break
-                proposal = search.ask()
-                if proposal is None:
-                    stop_reason = "exhausted"
-                    break
-                asked += 1
-                task = pool.submit(build, proposal.contender.spec, proposal.config)
-                under_way.append((proposal, task))
-            if not under_way:
-                if not enough:
-                    return stop_reason
-                log.expected_gain = gain
-                return "no progress expected"
-            proposal, future = under_way.popleft()
-            built = log.wait_for(future)
-            if built is None:
-                return "time"
-            trial = judge.try_out(proposal, built)
-            search.tell(proposal, trial.outcome)
-            log.add(trial, built)
-            if keep is not None:
-                keep(trial, built.kernels or ())
-            if on_event is not None:
-                on_event(trial, log.progress())
-    finally:
-        # A compilation that has started cannot be stopped, but nobody waits for it here.
-        pool.shutdown(wait=False, cancel_futures=True)
+@dataclass(slots=True)
+class _Searching:
+    """Trials are made until something runs out, and those of others are heard of."""
+
+    desk: Desk
+    search: Chooser
+    build: Builder
+    evaluators: Evaluators
+    log: Log
+    budget: Budget
+    threads: int
+    look_ahead: int
+    on_event: Callable[[Trial, Progress], None] | None
+    # What was asked for and is being built, and what was tried, until it is heard of.
+    _asked: deque[tuple[Proposal, Future[Built]]] = field(default_factory=deque)
+    _tried: dict[tuple[str, Config], Built] = field(default_factory=dict)
+    _reason: StopReason = "budget"
+
+    def run(self) -> tuple[StopReason, str]:
+        """What ran out, and who goes on where that is another host."""
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="tunegen-compile")
+        heard_all = False
+        try:
+            while True:
+                self._hear()
+                if self._reason != "time":
+                    self._fill(pool)
+                if self._under_way:
+                    self._go_on()
+                    continue
+                ending, name = self.desk.finish()
+                if ending == "else" or (ending == "finals" and heard_all):
+                    return self._reason, name
+                # Others may have reported until they left, and left something undone.
+                heard_all = ending == "finals"
+                if ending == "wait":
+                    time.sleep(_WAIT_SECONDS)
+        finally:
+            # A compilation that has started cannot be stopped, but nobody waits for it here.
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.evaluators.close()
+
+    @property
+    def _under_way(self) -> int:
+        return len(self._asked) + self.evaluators.under_way
+
+    def _fill(self, pool: ThreadPoolExecutor) -> None:
+        """Ask until enough is under way, or say why not."""
+        self.log.expected_gain = None  # a judgement that further outcomes revise
+        while self._under_way < self.look_ahead * self.evaluators.count:
+            if len(self.log) + self._under_way >= self.budget.trials:
+                self._reason = "budget"
+                return
+            # Asked for only where it may end the search: it costs as much as a proposal.
+            gain = None if self.budget.least_gain is None else self.search.expected_gain()
+            if self.budget.is_enough(gain):
+                self.log.expected_gain = gain
+                self._reason = "no progress expected"
+                return
+            proposal = self.desk.next(len(self.log), self._under_way, self.budget.trials)
+            if proposal == "again":
+                self._hear()
+            elif proposal == "full" or proposal == "exhausted":
+                self._reason = "budget" if proposal == "full" else "exhausted"
+                return
+            else:
+                task = pool.submit(self.build, proposal.contender.spec, proposal.config)
+                self._asked.append((proposal, task))
+
+    def _go_on(self) -> None:
+        """Have tried what is built, and report what was tried."""
+        self._hand_out()
+        self._wait(self.log.left_s or None)
+        tried = self.evaluators.collect()
+        for attempt in tried:
+            if attempt.trial is None:
+                again: Future[Built] = Future()
+                again.set_result(attempt.built)
+                self._asked.appendleft((attempt.proposal, again))
+        if not self.evaluators.alone:
+            self._hand_out()  # nobody waits for what is done here with the outcomes of others
+        for attempt in tried:
+            if (trial := attempt.trial) is not None:
+                self._tried[trial.spec, trial.config] = attempt.built
+                self.desk.report(attempt.proposal, trial, attempt.built.kernels or ())
+        if self._reason == "time" and not self._under_way:
+            self.desk.release()
+
+    def _hand_out(self) -> None:
+        """Start on what is built, as far as somebody is idle and there is time."""
+        if self.log.left_s == 0:
+            self._reason = "time"
+            self._asked.clear()
+        while self.evaluators.idle and (ready := self._next_built()) is not None:
+            self.evaluators.start(*ready)
+            if self.evaluators.alone:
+                break  # its outcome is told before the next is asked for
+
+    def _next_built(self) -> tuple[Proposal, Built] | None:
+        """What is built and can be tried."""
+        for asked in self._next:
+            proposal, future = asked
+            if future.done() and not self.evaluators.is_trying(future.result()):
+                self._asked.remove(asked)
+                return proposal, future.result()
+        return None
+
+    @property
+    def _next(self) -> list[tuple[Proposal, Future[Built]]]:
+        """What may be tried next: for one evaluator alone what was asked for first."""
+        return list(self._asked)[: 1 if self.evaluators.alone else None]
+
+    def _wait(self, seconds: float | None) -> None:
+        """Until something was tried, or was built that somebody idle can try."""
+        if self.evaluators.has_tried:
+            return
+        awaited: list[Future[Any]] = [*self.evaluators.futures]
+        if idle := self.evaluators.idle:
+            # What is built and yet not being tried waits for the same code to be.
+            building = [future for _, future in self._next if not future.done()]
+            awaited += building
+        started = time.perf_counter()
+        wait(awaited, seconds, FIRST_COMPLETED)
+        if idle and building:
+            share = idle / self.evaluators.count
+            self.log.waited(share * (time.perf_counter() - started))
+
+    def _hear(self) -> None:
+        for trial in self.desk.hear():
+            self.log.add(trial, self._tried.pop((trial.spec, trial.config), None))
+            if self.on_event is not None:
+                self.on_event(trial, self.log.progress())
 
 
 def _finalists(log: Log, contenders: Sequence[Contender], build: Builder) -> Iterator[Finalist]:
@@ -178,35 +282,3 @@ def _finalists(log: Log, contenders: Sequence[Contender], build: Builder) -> Ite
             trial_us=steady_us(trial.outcome),
             default=default,
         )
-
-
-@dataclass(slots=True)
-class _Judge:
-    """Tries out what was built, and the same kernels and launches only once."""
-
-    evaluator: Evaluator
-    problem: Problem
-    repeats: int = 0
-    _known: dict[object, Outcome] = field(default_factory=dict)
-
-    def try_out(self, proposal: Proposal, built: Built) -> Trial:
-        started = time.perf_counter()
-        outcome = built.failure or self._outcome(proposal, built)
-        return Trial(
-            number=proposal.number,
-            spec=proposal.contender.spec.name,
-            config=proposal.config,
-            outcome=outcome,
-            origin=proposal.origin,
-            seconds=built.seconds + time.perf_counter() - started,
-        )
-
-    def _outcome(self, proposal: Proposal, built: Built) -> Outcome:
-        candidate = Candidate(proposal.contender.spec, proposal.config, built.kernels)
-        if built.kernels is None:
-            return self.evaluator.evaluate(candidate, self.problem)
-        if built.identity in self._known:
-            self.repeats += 1
-        else:
-            self._known[built.identity] = self.evaluator.evaluate(candidate, self.problem)
-        return self._known[built.identity]
