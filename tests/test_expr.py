@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -104,3 +108,31 @@ def test_anything_but_a_formula_is_refused(text):
 def test_a_size_that_is_not_given():
     with pytest.raises(KeyError, match="N"):
         evaluate("M + N", {"M": 1})
+
+
+@pytest.fixture
+def restless():
+    """The collector runs all the time, and each time lets other threads run."""
+
+    def linger(phase, info):
+        for _ in range(50):
+            pass
+
+    usual, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(linger)
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*usual)
+    gc.callbacks.remove(linger)
+
+
+def test_threads_may_evaluate_at_once(restless):
+    def often(number):
+        return {
+            evaluate("min(((A + 1) * B / 3) - 2, A) * 2", {"A": 5, "B": 7}) for _ in range(1500)
+        }
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set().union(*pool.map(often, range(4))) == {10}

@@ -20,7 +20,7 @@ import pytest
 import scripted
 from scripted import DEVICE, FAULTY, TESTS
 
-from tunegen import compiler, kernels
+from tunegen import compiler, kernels, session
 from tunegen.cli.main import run
 from tunegen.database import Database
 from tunegen.errors import DeviceError, NoValidConfig, UsageError
@@ -281,6 +281,24 @@ def test_the_same_again_does_nothing_and_more_goes_on(tune):
     assert result["record"]["trials"] == 8
     _, fresh, _ = tune("--problem", "4096", "--trials", "4", "--fresh", "--json")
     assert json.loads(fresh)["results"][0]["trials"]["past"] == 0
+
+
+@pytest.mark.nvrtc
+def test_what_time_cut_short_goes_on_in_its_study(tune):
+    """Even one that was begun anew; its finals are played again."""
+    words = {"problem": "4096", "trials": 4, "specs": (FAULTY,), "evaluator": "gpu"}
+    tune("--problem", "4096", "--trials", "6")  # the scripted GPU stays; what --fresh leaves alone
+    first = session.tune("faulty", **words, seconds=1e-9, fresh=True)
+    assert (first.run.stop_reason, first.run.past) == ("time", 0)
+    made = len(first.run.trials)
+    assert made < 4
+    again = session.tune("faulty", **words, seconds=60, fresh=True, after=first)
+    assert (again.run.past, len(again.run.trials), again.run.stop_reason) == (made, 4, "budget")
+    assert again.run.trials[0].config == first.run.trials[0].config
+    assert again.run.contest is not None
+    assert (again.record.trials, again.path) == (4, first.path)
+    assert "--seconds 60 " in again.record.command
+    assert again.run.search_seconds < again.run.seconds
 
 
 @pytest.mark.nvrtc

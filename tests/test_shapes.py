@@ -358,6 +358,115 @@ def test_one_that_ctrl_c_ended_early_is_the_last(write, tunegen, monkeypatch):
     assert [result["name"] for result in json.loads(out)["results"]] == ["first"]
 
 
+# --- seconds that some leave ---------------------------------------------------------------------
+
+
+class Script:
+    """``session.tune`` by a script: for each problem what its searches come to, one after the
+    other: the reason to stop, the seconds it took, and the gain that is left; or an error."""
+
+    def __init__(self, runs, result):
+        self.runs, self.result, self.calls = runs, result, []
+
+    def __call__(self, operation, *, problem, seconds, after=None, **options):
+        self.calls.append((problem["N"], seconds, after))
+        found = self.runs[problem["N"]].pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        reason, took_s, gain = found
+        run = dataclasses.replace(
+            self.result.run, stop_reason=reason, search_seconds=took_s, left_gain=gain
+        )
+        record = dataclasses.replace(self.result.record, command=f"call {len(self.calls)}")
+        path = None if reason == "interrupted" else self.result.path
+        return dataclasses.replace(self.result, run=run, record=record, path=path)
+
+
+@pytest.fixture
+def scripted(monkeypatch, predicted):
+    def call(runs):
+        script = Script({size: list(made) for size, made in runs.items()}, predicted)
+        monkeypatch.setattr(session, "tune", script)
+        return script
+
+    return call
+
+
+RUNS = {
+    1000: [("no progress expected", 4.0, None)],
+    2**20: [("time", 40.0, 0.031), ("time", 36.0, 0.02), ("exhausted", 1.0, None)],
+    4096: [("time", 40.0, 0.05), ("budget", 8.0, None)],
+}
+GOING = ("--arch", "sm_90", "--seconds", 40, "--least-gain", 0.01)
+
+
+def listed(document):
+    return [result["command"] for result in document["results"]]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("shapes", [True, False])
+def test_what_some_leave_goes_to_those_with_most_to_gain(shapes, write, tunegen, scripted):
+    words = ("--problem", "1000", "--problem", "2^20", "--problem", "4096")
+    words = ("--shapes", write(AXPY)) if shapes else words
+    script = scripted(RUNS)
+    code, out, err = tunegen("tune", "axpy", *GOING, *words, "--json")
+    assert code == 0
+    # 36 s are left. 28 of them come back from the third, and are too few after that.
+    calls = [(size, seconds) for size, seconds, _ in script.calls]
+    assert calls == [(1000, 40), (2**20, 40), (4096, 40), (4096, 36), (2**20, 28)]
+    assert [after is None for *_, after in script.calls] == [True] * 3 + [False] * 2
+    assert script.calls[3][2].record.command == "call 3"
+    names = ("third", "second") if shapes else ("4096", "2^20")
+    assert [line for line in err.splitlines() if "goes on" in line] == [
+        f"{names[0]} goes on for 36 s: up to 5 % may be left",
+        f"{names[1]} goes on for 28 s: up to 3.1 % may be left",
+    ]
+    document = json.loads(out)
+    assert listed(document) == ["call 1", "call 5", "call 4"]
+    assert [r["trials"]["left_gain"] for r in document["results"]] == [None, 0.02, None]
+    script = scripted(RUNS)
+    _, out, _ = tunegen("tune", "axpy", *GOING, *words)
+    if not shapes:
+        again = [line.split()[-1] for line in out.splitlines() if line.startswith("again")]
+        assert again == ["1", "2", "3", "4", "5"], "each as soon as it is known"
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("missing", ["--seconds", "--least-gain"])
+def test_without_either_nobody_goes_on(missing, write, tunegen, scripted):
+    runs = {**RUNS, 4096: [("time", 40.0, None)]}
+    at = GOING.index(missing)
+    script = scripted(runs)
+    words = (*GOING[:at], *GOING[at + 2 :], "--shapes", write(AXPY))
+    code, _, err = tunegen("tune", "axpy", *words)
+    assert (code, len(script.calls)) == (0, 3)
+    assert "goes on" not in err
+
+
+@pytest.mark.nvrtc
+def test_one_that_fails_to_go_on_keeps_what_it_has(write, tunegen, scripted):
+    runs = {**RUNS, 4096: [("time", 40.0, None), DeviceError("others came")]}
+    script = scripted(runs)
+    code, out, err = tunegen("tune", "axpy", *GOING, "--shapes", write(AXPY), "--json")
+    assert code == 1
+    assert "third goes on for 36 s: how much may be left is not known" in err
+    assert "tunegen: third: others came" in err
+    document = json.loads(out)
+    assert listed(document) == ["call 1", "call 2", "call 3"]
+    assert [failure["name"] for failure in document["failures"]] == ["third"]
+    assert len(script.calls) == 4, "its seconds are gone"
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("ends", [("interrupted", 1.0, None), KeyboardInterrupt()])
+def test_ctrl_c_in_one_that_goes_on_keeps_what_it_has(ends, write, tunegen, scripted):
+    script = scripted({**RUNS, 4096: [("time", 40.0, 0.5), ends]})
+    code, out, _ = tunegen("tune", "axpy", *GOING, "--shapes", write(AXPY), "--json")
+    assert (code, len(script.calls)) == (130, 4)
+    assert listed(json.loads(out)) == ["call 1", "call 2", "call 3"]
+
+
 # --- ratios --------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import types
 import zlib
 from pathlib import Path
 
@@ -394,11 +395,11 @@ def test_a_search_ends_where_nothing_is_expected():
     assert result.best.outcome.median_us <= 1.01 * best
 
 
+def rugged_us(config):
+    return total_us(config) * (1 + 0.3 * (zlib.crc32(str(config).encode()) % 97) / 97)
+
+
 def test_the_less_gain_counts_the_longer_it_goes_on():
-
-    def rugged_us(config):
-        return total_us(config) * (1 + 0.3 * (zlib.crc32(str(config).encode()) % 97) / 97)
-
     made = [
         len(search_wide(least_gain=share, evaluator=FakeEvaluator(rugged_us)).trials)
         for share in (0.5, 1e-4, 1e-12)
@@ -410,7 +411,7 @@ def test_the_less_gain_counts_the_longer_it_goes_on():
 def test_the_rule_changes_no_proposal():
     long, short = search_wide(trials=100), search_wide(least_gain=0.005, look_ahead=1)
     assert story(short) == story(search_wide(trials=100, look_ahead=1))[: len(short.trials)]
-    assert long.expected_gain is None
+    assert long.expected_gain is long.left_gain is short.left_gain is None
     assert long.stop_reason == "budget"
 
 
@@ -455,6 +456,46 @@ def test_failures_alone_are_no_reason_to_end():
     judge = FakeEvaluator(lambda config: Outcome("rejected", reason="test"))
     result = search_wide(trials=40, least_gain=0.9, evaluator=judge)
     assert (result.stop_reason, result.expected_gain) == ("budget", None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds on the clock of a run, which stands until somebody turns it on."""
+    now = [0.0]
+    standing = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("tunegen.tuner.log.time", standing)
+    return now
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_may_be_left_when_time_ends_a_search(known, clock):
+    """Whatever was last estimated, though it is no reason to end."""
+    contenders = [contender(WIDE)]
+    asked = make_search("random", contenders, 0)
+    told, tried = [], []
+
+    def estimate():
+        told.append(1.0 / (1 + len(told)) if known else None)
+        return told[-1]
+
+    def last_us(config):
+        tried.append(config)
+        clock[0] = 100.0 * (len(tried) >= 20)
+        return total_us(config)
+
+    def finals(ranked):
+        clock[0] += 50.0
+        return contest(list(ranked), {})
+
+    asked.expected_gain = estimate
+    result = tune(
+        PROBLEM, contenders, evaluator=FakeEvaluator(last_us), compiler=FakeCompiler(),
+        device=DEVICE, search=asked, budget=Budget(90, 100, 1e-3), finals=finals,
+    )  # fmt: skip
+    assert (result.stop_reason, result.expected_gain, len(result.trials)) == ("time", None, 20)
+    assert result.left_gain == told[-1]
+    assert len(told) >= 20
+    assert (result.search_seconds, result.seconds) == (100.0, 150.0)
 
 
 # --- drift, and how soon the best was near -------------------------------------------------------

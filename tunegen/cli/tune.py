@@ -6,7 +6,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,6 +38,7 @@ Examples:
   tunegen tune matmul --device 1 --policy sustained --finals-seconds 30 --fresh
   tunegen tune matmul --device 0,1 --trials 200
   tunegen tune matmul --shapes shapes.json --seconds 40
+  tunegen tune matmul --shapes shapes.json --seconds 40 --least-gain 0.002
   tunegen tune matmul --arch sm_90 --seconds 20 --json
 """
 
@@ -91,7 +92,8 @@ def _gpu_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A problem that was to be tuned, and its result or why it has none."""
+    """A problem that was to be tuned, and its result or why it has none; both where it failed to
+    go on from its result."""
 
     shape: Shape
     result: TuneResult | None = None
@@ -155,7 +157,10 @@ def tune(
     database and from studies, as far as they are valid here; --cold leaves those out.
 
     Several problems are tuned one after the other, each with --trials and --seconds of its own.
-    One that fails does not stop the others; the exit code is 1 then.
+    One that fails does not stop the others; the exit code is 1 then. With both --seconds and
+    --least-gain, what some leave of their seconds is not lost: when all are through, those that
+    time cut short go on with it, the one with the most to gain first, for 10 s or more and at most
+    --seconds at a time. Without either of the two, none goes on.
     """
     from tunegen import session
     from tunegen.cli import tune_report
@@ -175,9 +180,9 @@ def tune(
         shapes = session.name_shapes(operation, problems, **how)
     attempts: list[Attempt] = []
     try:
-        for attempt in _attempts(settings, operation, shapes, options, listed=listed):
-            attempts.append(attempt)
-            if attempt.result is not None and not listed and not as_json:
+        for place, attempt in _Tuning(settings, operation, shapes, options, listed).attempts():
+            attempts[place : place + 1] = [attempt]
+            if attempt.result is not None and not (attempt.failure or listed or as_json):
                 tune_report.report(attempt.result)
         interrupted = attempts[-1].interrupted
     except KeyboardInterrupt:
@@ -195,52 +200,94 @@ def tune(
     return 1 if any(attempt.failure for attempt in attempts) else 0
 
 
-def _attempts(
-    settings: Settings,
-    operation: str,
-    shapes: Sequence[Shape],
-    options: Mapping[str, Any],
-    *,
-    listed: bool,
-) -> Iterator[Attempt]:
-    """Tune one after the other. Ctrl-C in one that has a best so far ends with that."""
-    from tunegen import session
-    from tunegen.cli.tune_report import summary
+@dataclass(slots=True)
+class _Tuning:
+    """Problems that are tuned in one go; ``listed`` where a file names them."""
 
-    told = ""
-    for number, shape in enumerate(shapes, 1):
-        if listed:
-            settings.note(f"[{number}/{len(shapes)}] {shape.name} {shape.text}")
+    settings: Settings
+    operation: str
+    shapes: Sequence[Shape]
+    options: Mapping[str, Any]
+    listed: bool
+    _told: str = ""
+
+    def attempts(self) -> Iterator[tuple[int, Attempt]]:
+        """Each with its place: one after the other, then again those that go on with the seconds
+        that others have left. Ctrl-C in one that has a best so far ends with that."""
+        from tunegen import session, tuner
+
+        budget = tuner.Budget(
+            seconds=self.options["seconds"], least_gain=self.options["least_gain"]
+        )
+        spare = session.Spare(budget)
+        made: list[Attempt] = []
+        for place, shape in enumerate(self.shapes):
+            if self.listed:
+                count = f"[{place + 1}/{len(self.shapes)}]"
+                self.settings.note(f"{count} {shape.name} {shape.text}")
+            made.append(self._tune(shape))
+            yield place, made[place]
+            if made[place].interrupted:
+                return
+            if (result := made[place].result) is not None:
+                spare.ended(place, result.run, budget.seconds)
+        while (going := spare.take()) is not None:
+            place = going.place
+            name = made[place].shape.name
+            self.settings.note(f"{name} goes on for {going.seconds:.0f} s: {left(going.gain)}")
+            made[place] = self._go_on(made[place], going.seconds)
+            yield place, made[place]
+            if made[place].failure:
+                spare.dropped(place)
+            elif (result := made[place].result) is not None:
+                spare.ended(place, result.run, going.seconds)
+            if made[place].interrupted:
+                raise KeyboardInterrupt
+
+    def _go_on(self, attempt: Attempt, seconds: float) -> Attempt:
+        """What a problem comes to in so many seconds more. What was found before stands where it
+        fails, or where Ctrl-C ends it before there is a new record."""
+        again = self._tune(attempt.shape, seconds=seconds, after=attempt.result)
+        if again.result is None:
+            return replace(attempt, failure=again.failure)
+        if again.interrupted and again.result.path is None:
+            raise KeyboardInterrupt
+        return again
+
+    def _tune(self, shape: Shape, **more: Any) -> Attempt:
+        from tunegen import session
+        from tunegen.cli.tune_report import summary
+
+        settings = self.settings
         try:
-            with _progress(settings, options["trials"], shape.name) as on_event:
+            with _progress(settings, self.options["trials"], shape.name) as on_event:
                 result = session.tune(
-                    operation,
+                    self.operation,
                     problem=shape.sizes,
                     dtype=shape.dtype,
                     layout=shape.layout,
                     on_event=on_event,
                     on_note=settings.note,
-                    **options,
+                    **{**self.options, **more},
                 )
         except UsageError:
             raise
         except TunegenError as error:
-            if len(shapes) == 1 and not listed:
+            if len(self.shapes) == 1 and not self.listed:
                 raise
             if settings.verbose:
                 traceback.print_exc()
             click.echo(f"tunegen: {shape.name}: {' '.join(str(error).split())}", err=True)
-            yield Attempt(shape, failure=str(error))
-            continue
-        if result.record.evidence == "predicted" and told != result.record.device.name:
-            told = result.record.device.name
-            settings.note(f"predicted: no GPU ran these kernels; times are the model's for {told}")
-        if listed:
+            return Attempt(shape, failure=str(error))
+        device = result.record.device.name
+        if result.record.evidence == "predicted" and self._told != device:
+            self._told = device
+            settings.note(
+                f"predicted: no GPU ran these kernels; times are the model's for {device}"
+            )
+        if self.listed:
             settings.note(f"{shape.name}: {summary(result)}")
-        attempt = Attempt(shape, result)
-        yield attempt
-        if attempt.interrupted:
-            return
+        return Attempt(shape, result)
 
 
 @contextmanager
@@ -282,3 +329,11 @@ def _progress(settings: Settings, trials: int | None, name: str) -> Iterator[Any
 def counts(kinds: Mapping[Any, int]) -> str:
     """``3 measured, 1 timed_out``."""
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def left(gain: float | None) -> str:
+    """What a search that time ended may have left."""
+    # All configurations left together can promise more than there is.
+    if gain is None or gain > 0.99:
+        return "how much may be left is not known"
+    return f"up to {100 * gain:.2g} % may be left"

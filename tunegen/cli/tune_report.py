@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunegen.cli.common import counted, duration, print_labelled, print_table, table
-from tunegen.cli.tune import Attempt, counts
+from tunegen.cli.tune import Attempt, counts, left
 from tunegen.database import document as record_document
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def _print_known(result: TuneResult) -> None:
 
 
 def _stop(run: tuner.TuneRun) -> str:
+    if run.left_gain is not None:
+        return f"{run.stop_reason}, {left(run.left_gain)}"
     if run.expected_gain is None:
         return run.stop_reason
     return f"{run.stop_reason}, of {run.expected_gain:.2%} at most"
@@ -248,7 +250,9 @@ def document(result: TuneResult) -> dict[str, Any]:
             "winner_origin": result.winner.origin,
             "stop_reason": run.stop_reason,
             "expected_gain": run.expected_gain,
+            "left_gain": run.left_gain,
             "seconds": run.seconds,
+            "search_seconds": run.search_seconds,
             "compiled": run.compiled,
             "cache_hits": run.cache_hits,
             "past": run.past,

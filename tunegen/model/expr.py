@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import ast
 import operator
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 import numpy as np
+
+# CPython 3.11 counts the depth of a syntax tree for all threads together, and raises SystemError
+# where another one parses before it is through: the collector may let that one run.
+_PARSING = threading.Lock()
 
 
 class Expr:
@@ -141,7 +146,9 @@ def evaluate(formula: int | str, sizes: Mapping[str, int]) -> int:
         raise ValueError(f"not a size formula: {formula!r}")
 
     try:
-        return value(ast.parse(formula, mode="eval").body)
+        with _PARSING:
+            tree = ast.parse(formula, mode="eval")
+        return value(tree.body)
     except SyntaxError as error:
         raise ValueError(f"not a size formula: {formula!r}") from error
 

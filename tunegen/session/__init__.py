@@ -14,6 +14,7 @@ from tunegen.session.restamping import Restamping, restamp
 from tunegen.session.searching import SearchBench, SearchScore, bench_search
 from tunegen.session.shapes import Shape, name_shapes, read_shapes
 from tunegen.session.shipping import export
+from tunegen.session.spare import Slice, Spare
 from tunegen.session.studies import (
     export_studies,
     find_study,
@@ -36,6 +37,8 @@ __all__ = [
     "SearchBench",
     "SearchScore",
     "Shape",
+    "Slice",
+    "Spare",
     "SpecListing",
     "TuneResult",
     "bench",

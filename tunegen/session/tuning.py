@@ -36,6 +36,7 @@ class TuneResult:
     "predicted" wherever no GPU has run the kernels; ``known`` is then what a GPU has measured
     before for this problem or one that covers it, if anything. ``begun_from`` are the points that
     were tried first since they were fast elsewhere. ``spent`` says where the GPU's seconds went.
+    ``seconds`` is what the search was given, with the calls that it went on from.
     """
 
     request: Request
@@ -47,6 +48,7 @@ class TuneResult:
     known: Match | None = None
     begun_from: tuple[KnownPoint, ...] = ()
     spent: Spent = field(default_factory=Spent)
+    seconds: float | None = None
 
     @property
     def winner(self) -> Trial:
@@ -82,6 +84,7 @@ def tune(
     db: Path | str | None = None,
     cache: Path | str | None = None,
     specs: Sequence[KernelSpec] = kernels.SPECS,
+    after: TuneResult | None = None,
     on_event: Callable[[Trial, tuner.Progress], None] | None = None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> TuneResult:
@@ -108,6 +111,9 @@ def tune(
     name that it must have; ``fresh`` begins anew. The finals take ``finals_seconds``; ``policy``
     says what decides them: "burst", "sustained", "warm", or "auto" for the one that fits how long
     a call takes. ``deterministic`` leaves out kernels whose results differ from run to run.
+
+    ``after`` is the result of the same call with other ``seconds``: the search goes on from there
+    for ``seconds`` more, ``fresh`` or not, also by the model, which keeps no trials itself.
     ``on_event`` is called after every trial, ``on_note`` with what a user should know.
 
     Raises :class:`tunegen.errors.UsageError` for names and values that do not exist,
@@ -115,7 +121,8 @@ def tune(
     asked for and there is none, or it cannot be used.
     """
     budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds, least_gain)
-    how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage, study)
+    anew = fresh and after is None
+    how = _measuring(policy, finals_seconds, anew, deterministic, shared, storage, study)
     search.check_choice(sampler, seed)
     devices = check_devices(device)
     ask = functools.partial(
@@ -126,17 +133,25 @@ def tune(
     if trials is None and not gpus:
         budget = dataclasses.replace(budget, trials=tuner.PREDICTED_TRIALS)
     choices = Choices(
-        spec=spec, trials=budget.trials, seconds=seconds, least_gain=least_gain, seed=seed,
-        evaluator=evaluator,
-        sampler=sampler, policy=policy, deterministic=deterministic, shared=shared,
-        device=devices_text(devices),
+        spec=spec, trials=budget.trials, seconds=_in_all(seconds, after), least_gain=least_gain,
+        seed=seed, evaluator=evaluator, sampler=sampler, policy=policy,
+        deterministic=deterministic, shared=shared, device=devices_text(devices),
         finals_seconds=None if finals_seconds == FINALS_SECONDS else finals_seconds,
         warm=warm,
     )  # fmt: skip
     kernel_cache = compiler.KernelCache(Path(cache) if cache else None)
     database = Database(Path(db) if db else None)
     job = _Job(wanted, choices, budget, kernel_cache, database, on_event, on_note)
-    return job.measured(gpus, how) if gpus else job.predicted()
+    if gpus:
+        return job.measured(gpus, how)
+    return job.predicted(after.run.trials if after is not None else ())
+
+
+def _in_all(seconds: float | None, after: TuneResult | None) -> float | None:
+    """The seconds of this call and those before it."""
+    if seconds is None or after is None or after.seconds is None:
+        return seconds
+    return after.seconds + seconds
 
 
 def _measuring(
@@ -203,7 +218,7 @@ class _Job:
     on_event: Callable[[Trial, tuner.Progress], None] | None
     on_note: Callable[[str], None]
 
-    def predicted(self) -> TuneResult:
+    def predicted(self, past: Sequence[Trial] = ()) -> TuneResult:
         """By the model; nothing is launched, and nothing kept but the record."""
         wanted = self.wanted
         ceilings = calibration.find(wanted.device)
@@ -213,8 +228,9 @@ class _Job:
         begun_from: tuple[KnownPoint, ...] = ()
         if self.choices.warm:
             begun_from = warm_points(
-                self.database, wanted, contenders, self.budget.trials, on_note=self.on_note
-            )
+                self.database, wanted, contenders, self.budget.trials,
+                past=past, on_note=self.on_note,
+            )  # fmt: skip
         first = [point.first for point in begun_from]
         run = tuner.tune(
             wanted.problem,
@@ -224,6 +240,7 @@ class _Job:
             device=wanted.device,
             search=search.make_search(self.choices.sampler, contenders, self.choices.seed, first),
             budget=self.budget,
+            past=past,
             on_event=self.on_event,
         )
         known = find(self.database, wanted)
@@ -239,6 +256,7 @@ class _Job:
             valid_configs={c.spec.name: len(c.table) for c in contenders},
             known=known if known.record and known.record.evidence == "measured" else None,
             begun_from=begun_from,
+            seconds=self.choices.seconds,
         )
 
     def measured(self, gpus: Sequence[GpuInfo], how: Measuring) -> TuneResult:
@@ -281,6 +299,7 @@ class _Job:
             valid_configs=found.valid_configs,
             begun_from=found.begun_from,
             spent=found.spent,
+            seconds=self.choices.seconds,
         )
 
     def _built(self, wanted: Request, run: tuner.TuneRun) -> Build:

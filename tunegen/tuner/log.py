@@ -47,10 +47,12 @@ class TuneRun:
     were those of an earlier one. ``compile_seconds`` adds up over threads; for ``wait_seconds``
     the evaluator had nothing to do because nothing was compiled yet. After ``near_best_seconds``
     the search had a configuration within 2 % of the winner, by the search's times.
-    ``expected_gain`` is the share of the best time that all configurations left together were
-    expected to save, where that ended the search. ``elsewhere`` of the trials were made by other
-    hosts meanwhile; ``left_to`` names the one that was left to play the finals. ``lost`` are the
-    evaluators, counted from 0, without which the search went on, each with the reason.
+    Of the ``seconds``, ``search_seconds`` went into the search. ``expected_gain`` is the share of
+    the best time that all configurations left together were expected to save, where that ended
+    the search; ``left_gain`` is the last such estimate where time ended it, None where there is
+    none. ``elsewhere`` of the trials were made by other hosts meanwhile; ``left_to`` names the one
+    that was left to play the finals. ``lost`` are the evaluators, counted from 0, without which
+    the search went on, each with the reason.
     """
 
     trials: tuple[Trial, ...]
@@ -71,6 +73,8 @@ class TuneRun:
     elsewhere: int = 0
     left_to: str = ""
     lost: Mapping[int, str] = field(default_factory=dict)
+    search_seconds: float = 0.0
+    left_gain: float | None = None
 
 
 class Log:
@@ -94,7 +98,8 @@ class Log:
         for trial in past:
             self._add(trial, 0.0)
         self._past = len(past)
-        self.expected_gain: float | None = None  # what ended the search, if that did
+        self.expected_gain: float | None = None  # as last estimated
+        self._search_seconds: float | None = None
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -119,6 +124,10 @@ class Log:
     def waited(self, seconds: float) -> None:
         """So long an evaluator had nothing to do because nothing was compiled yet."""
         self._wait_seconds += seconds
+
+    def searched(self) -> None:
+        """The search has ended, and the finals begin."""
+        self._search_seconds = time.perf_counter() - self._started
 
     def add(self, trial: Trial, built: Built | None) -> None:
         """A trial and what was built for it: None where that was another host's."""
@@ -183,13 +192,15 @@ class Log:
             if default is not None and default.outcome.ok:
                 standing = contest.of_trial(default.number)
                 default = _timed(contest, standing, trials) or default
+        seconds = time.perf_counter() - self._started
+        searched = self._search_seconds
         return TuneRun(
             trials=trials,
             best=best,
             default=default,
             counts=dict(Counter(trial.outcome.kind for trial in trials)),
             stop_reason=stop_reason,
-            seconds=time.perf_counter() - self._started,
+            seconds=seconds,
             compiled=self._compiled,
             cache_hits=self._cache_hits,
             repeats=repeats,
@@ -198,10 +209,12 @@ class Log:
             past=self._past,
             near_best_seconds=self._near_best(best),
             contest=contest,
-            expected_gain=self.expected_gain,
+            expected_gain=self.expected_gain if stop_reason == "no progress expected" else None,
             elsewhere=self._elsewhere,
             left_to=left_to,
             lost=lost or {},
+            search_seconds=seconds if searched is None else searched,
+            left_gain=self.expected_gain if stop_reason == "time" else None,
         )
 
     def _near_best(self, best: Trial | None) -> float | None:

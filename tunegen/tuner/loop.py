@@ -110,6 +110,7 @@ def tune(
                 on_event,
             )  # fmt: skip
             reason, left_to = searching.run()
+            log.searched()
             if finals is not None and not left_to and log.progress().best_us is not None:
                 contest = finals(_finalists(log, contenders, build))
             stop_reason = reason
@@ -177,15 +178,14 @@ class _Searching:
 
     def _fill(self, pool: ThreadPoolExecutor) -> None:
         """Ask until enough is under way, or say why not."""
-        self.log.expected_gain = None  # a judgement that further outcomes revise
         while self._under_way < self.look_ahead * self.evaluators.count:
             if len(self.log) + self._under_way >= self.budget.trials:
                 self._reason = "budget"
                 return
             # Asked for only where it may end the search: it costs as much as a proposal.
             gain = None if self.budget.least_gain is None else self.search.expected_gain()
+            self.log.expected_gain = gain
             if self.budget.is_enough(gain):
-                self.log.expected_gain = gain
                 self._reason = "no progress expected"
                 return
             proposal = self.desk.next(len(self.log), self._under_way, self.budget.trials)
