@@ -93,7 +93,7 @@ def export_studies(
     names. Gzipped where it ends in ".gz"; a file that is there is replaced.
 
     Returns what was written, and what was wrong with the storage. Raises :class:`UsageError`
-    where there is no such study, or none at all; then nothing is written.
+    where there is no such study, none at all, or a database at ``file``; then nothing is written.
     """
     studies, warnings = store.collect(
         storage, lambda known: _choose(names, known, "tunegen study list")
