@@ -15,6 +15,15 @@ from tunegen.session.resolve import Request
 from tunegen.store import Carried, Received, Study, StudyInfo, StudyKey
 
 
+def check_storage(url: str | None) -> None:
+    """Raise :class:`UsageError` for a URL that cannot mean a storage."""
+    if url is not None:
+        # SQLAlchemy takes longer to load than all the rest, and most commands name no storage.
+        from tunegen.store.connection import parse
+
+        parse(url)
+
+
 def open_study(
     wanted: Request,
     contenders: Sequence[Contender],

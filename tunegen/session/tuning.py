@@ -23,6 +23,7 @@ from tunegen.session.measuring import FINALS_SECONDS, POLICIES, Measuring, measu
 from tunegen.session.recording import Choices, make_record, reproduce
 from tunegen.session.records import find, find_exact
 from tunegen.session.resolve import Request, request
+from tunegen.session.studies import check_storage
 from tunegen.session.warmstart import KnownPoint, warm_points
 
 
@@ -99,7 +100,8 @@ def tune(
     Right after the defaults comes what a GPU measured to be fast elsewhere: winners in the
     database of other problems of the operation and of other device classes, and on a GPU the
     fastest trials of other studies in ``storage``, see :mod:`tunegen.session.warmstart`; not with
-    ``warm`` False. The same ``seed`` gives the same trials where these are the same.
+    ``warm`` False. The same ``seed`` gives the same trials where these are the same, on one GPU of
+    one host.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
     Several of one device class ("0,1", or "all") search together, and the first of them decides.
@@ -117,6 +119,7 @@ def tune(
     budget = tuner.Budget(tuner.DEFAULT_TRIALS if trials is None else trials, seconds, least_gain)
     how = _measuring(policy, finals_seconds, fresh, deterministic, shared, storage, study)
     search.check_choice(sampler, seed)
+    check_storage(storage)
     devices = check_devices(device)
     ask = functools.partial(
         request, operation, problem=problem, dtype=dtype, layout=layout, attributes=attributes,
@@ -136,7 +139,11 @@ def tune(
     kernel_cache = compiler.KernelCache(Path(cache) if cache else None)
     database = Database(Path(db) if db else None)
     job = _Job(wanted, choices, budget, kernel_cache, database, on_event, on_note)
-    return job.measured(gpus, how) if gpus else job.predicted()
+    if gpus:
+        return job.measured(gpus, how)
+    if storage is not None or study is not None:
+        on_note("predictions are kept in no study: --storage and --study mean nothing here")
+    return job.predicted()
 
 
 def _measuring(
