@@ -81,6 +81,10 @@ BAD = {
     "tune matmul --arch sm_90 --finals-seconds nan": (2, "finals_seconds=nan"),
     "tune matmul --arch sm_90 --device first": (2, "first"),
     "tune matmul --arch sm_90 --evaluator model --device 0": (2, "--device 0 means nothing"),
+    "tune matmul --arch sm_90 --evaluator gpi --device all": (2, "did you mean gpu"),
+    "tune matmul --arch sm_90 --storage studies.db": (2, "malformed storage 'studies.db'"),
+    "tune matmul --arch sm_90 --evaluator model --storage redis://h/x": (2, "unknown storage"),
+    "tune matmul --arch sm_90 --evaluator gpu --storage sqlite://": (2, "names no file"),
     "tune matmul --arch sm_90 --seed -1": (2, "seed -1"),
     "tune matmul --arch sm_90 --no-such-option": (2, "--no-such-option"),
     "tune": (2, "OPERATION"),
@@ -120,6 +124,27 @@ def test_bad_input_is_one_line_that_names_the_way_on(words, tunegen, tmp_path, m
     assert err.count("\n") == 1, err
     assert text in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--storage", "--study"])
+def test_predictions_are_kept_in_no_study(option, tunegen, tmp_path):
+    value = {"--storage": f"sqlite:///{tmp_path}/s.db", "--study": "any"}[option]
+    words = (
+        "tune",
+        "fill",
+        "--arch",
+        "sm_90",
+        "--problem",
+        "2^16",
+        "--trials",
+        "1",
+        option,
+        value,
+    )
+    code, _, err = tunegen(*words, "--evaluator", "model", "--db", tmp_path / "db")
+    assert code == 0
+    assert "predictions are kept in no study: --storage and --study mean nothing here" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["db"]
 
 
 def test_a_gpu_asked_for_and_not_there_says_what_was_found(tunegen, monkeypatch):

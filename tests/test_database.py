@@ -781,6 +781,14 @@ def test_amend_replaces_what_stands_there_and_nothing_else(db):
     assert stored(db) == [new, other]
 
 
+def test_amend_keeps_the_same_winner_that_was_found_since(db):
+    old, since = make_record(block_m=1), make_record(block_m=2)
+    for record in (old, since):
+        db.put(record)
+    assert db.amend(old, replace(old, config=since.config, seed=since.seed + 1))
+    assert stored(db) == [since]
+
+
 def test_check_asks_what_is_illegal_then_what_is_stale(db):
     illegal, stale, sound = (make_record(block_m=n) for n in (1, 2, 3))
     for record in (illegal, stale, sound):

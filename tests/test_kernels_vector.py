@@ -23,6 +23,7 @@ from tunegen.disasm import code_digest, disassemble
 from tunegen.errors import PlanError
 from tunegen.model import DTYPE_BYTES, GRID_LIMITS, SM_COUNT, Config, Sizes, evaluate
 from tunegen.perfmodel import default_chip
+from tunegen.perfmodel.occupancy import occupancy
 
 LOADS = {"fill": 0, "copy": 1, "add": 2, "axpy": 2}
 SPECS = {name: kernels.specs_of(name, only="vector")[0] for name in LOADS}
@@ -138,6 +139,31 @@ def test_the_default_is_valid(name, arch):
             assert spec.space(problem, device).config(default) == default
             assert spec.space(problem, device).violated(default) == ()
         assert spec.refuses(problem_of(name, 2**59, dtype), device)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_unused_shared_memory_leaves_fewer_threads_and_half_of_all(arch):
+    """By the shared memory of the launch; registers, of which there are few, left aside."""
+    device, problem = default_chip(arch), problem_of("copy", 2**24)
+    columns = table_of("copy", problem, device).columns()
+    taken = np.flatnonzero(columns.UNUSED_SHARED_KIB)
+    seen = set()
+    for row in taken:
+        config = table_of("copy", problem, device).config(int(row))
+        (launch,) = SPECS["copy"].bound_plan(config, problem, device).launches
+        case = launch.shared_bytes, config.THREADS
+        if case in seen:
+            continue
+        seen.add(case)
+        assert launch.shared_bytes == config.UNUSED_SHARED_KIB * 1024
+        assert launch.shared_bytes <= device.shared_bytes_per_block
+        with_it, without = (
+            occupancy(device, config.THREADS, 16, memory).warps_per_sm * 32
+            for memory in (launch.shared_bytes, 0)
+        )
+        assert device.threads_per_sm / 2 <= with_it < without
+    assert seen
+    assert set(columns.BLOCKS_PER_SM[taken]) == {0}
 
 
 # --- counts --------------------------------------------------------------------------------------

@@ -268,6 +268,7 @@ BAD_WORDS = {
     "study export new.json nothing --storage sqlite:///a.db": (2, "2 studies begin with"),
     "study export no/such/new.json --storage sqlite:///a.db": (1, "cannot be written"),
     "study export new.json --storage sqlite:///absent.db": (1, "there is no study file"),
+    "study export a.db --storage sqlite:///a.db": (2, "a.db is a database, and stays as it is"),
     "study export new.json --storage mysql://h/x": (2, "unknown storage 'mysql'"),
     "study import f.json nothing-2048": (2, "unknown study 'nothing-2048'"),
     "study import f.json nothing-1024-fp32-nvidia-h100": (2, "it has nothing-1024-fp32-nvidia-h2"),
@@ -283,12 +284,14 @@ def test_bad_words_are_one_line_and_nothing_is_written(words, tunegen, tmp_path)
         fill(tmp_path / "a.db", TRIALS, policy=policy)
     export_studies("f.json", storage=url(tmp_path / "a.db"))
     before = sorted(tmp_path.rglob("*"))
+    content = (tmp_path / "a.db").read_bytes()
     code, message = BAD_WORDS[words]
     got, out, err = tunegen(*words.split())
     assert (got, out) == (code, "")
     assert message in err
     assert err.count("\n") == 1, err
     assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "a.db").read_bytes() == content
 
 
 def test_an_export_replaces_a_file_all_at_once(tunegen, tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from tunegen.model import (
     parameters,
 )
 from tunegen.perfmodel import find_chip
-from tunegen.search import Contender
+from tunegen.search import Contender, make_search
 from tunegen.session import Request
 from tunegen.session.warmstart import MOST_POINTS, KnownPoint, distance, warm_points
 from tunegen.store import Study, StudyKey
@@ -206,6 +206,17 @@ def test_of_two_as_near_the_one_that_beat_the_vendor_by_more(db):
         named = {"baseline": "a library", "baseline_ratio": ratio} if ratio else {}
         db.put(record(digits, ["2048x1024", "1024x2048", "512x1024"][number], **named))
     assert first_of(db) == ["222000", "111000", "000111"]
+
+
+def test_what_was_recorded_before_there_was_a_parameter_is_completed(db):
+    rows = (*((f"P{i}", range(4), "") for i in range(6)), ("LATER", (0, 1), "", 1))
+    wanted = ask(make_spec(space=Space(parameters(rows), ())))
+    contenders = contenders_of(wanted)
+    db.put(record("123000", "2048x1024"))
+    points = warm_points(db, wanted, contenders, 100)
+    assert digits_of(points) == ["1230001"]
+    search = make_search("random", contenders, 0, [point.first for point in points])
+    assert [search.ask().origin for _ in range(3)] == ["default", "record", "sampler"]
 
 
 def test_neighbours_of_one_another_are_not_both_taken(db):

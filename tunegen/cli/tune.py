@@ -117,7 +117,9 @@ class Attempt:
 @click.option("--trials", type=int, help="Configurations to try; 100 on a GPU, 60 by the model.")
 @click.option("--seconds", type=float, help="Stop searching after this long, if trials are left.")
 @least_gain_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trials.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Same seed, same trials on one GPU."
+)
 @click.option(
     "--cold", is_flag=True, help="Do not try first what was fast on other problems and devices."
 )

@@ -131,7 +131,8 @@ class Database:
         return path
 
     def amend(self, old: TuningRecord, new: TuningRecord) -> bool:
-        """Put ``new`` in the place of ``old``, of the same problem, in the user's layer.
+        """Put ``new`` in the place of ``old``, of the same problem, in the user's layer. What else
+        has its identity stays: it is the same winner, as found since.
 
         False where ``old`` does not stand there as it is, since another process has written.
         Raises as :meth:`put` does.
@@ -143,7 +144,7 @@ class Database:
             if stored.get(old.identity) != old:
                 return False
             del stored[old.identity]
-            stored[new.identity] = new
+            stored.setdefault(new.identity, new)
             files.replace(path, form.encode(stored.values()))
         return True
 

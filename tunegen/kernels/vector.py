@@ -294,8 +294,14 @@ def _conditional(p: Problem, d: DeviceClass, loads: int) -> tuple[Constraint, ..
         ),
         *persistent_grid(d, lambda c: ceil_div(p.N, tile(c, p))),
         Constraint(
-            "unused shared memory leaves a multiprocessor less than all threads, and half of them",
-            lambda c: _leaves_fewer_threads(c, d),
+            "shared memory stays unused only where every tile has a block of its own",
+            lambda c: (c.UNUSED_SHARED_KIB == 0) | (c.BLOCKS_PER_SM == 0),
+            structural=False,
+        ),
+        Constraint(
+            "unused shared memory leaves a multiprocessor fewer threads than without, and half of "
+            "all at least",
+            lambda c: (c.UNUSED_SHARED_KIB == 0) | _leaves_fewer_threads(c, d),
             structural=False,
         ),
     ]
@@ -326,7 +332,7 @@ def _leaves_fewer_threads(c: Point, d: DeviceClass) -> Any:
     most = minimum(d.blocks_per_sm, d.threads_per_sm // c.THREADS)
     fewer = (left < most) & (2 * left * c.THREADS >= d.threads_per_sm)
     fits = d.shared_bytes_per_block >= c.UNUSED_SHARED_KIB * 1024
-    return (c.UNUSED_SHARED_KIB == 0) | ((c.BLOCKS_PER_SM == 0) & fewer & fits)
+    return fewer & fits
 
 
 def persistent_grid(d: DeviceClass, tiles: Callable[[Point], Any]) -> tuple[Constraint, ...]:

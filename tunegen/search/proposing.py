@@ -37,9 +37,9 @@ def make_search(
     ``seed`` is a number of 32 bits. What ``first`` lists comes right after the defaults, in that
     order; what of it is not valid here is passed over.
 
-    Raises :class:`UsageError` for an unknown name and another
-    seed, :class:`ToolkitError` for a sampler that cannot be used here, :class:`NoValidConfig`
-    where there is no contender or one has no configurations.
+    Raises :class:`UsageError` for an unknown name and another seed, :class:`ToolkitError` for a
+    sampler that cannot be used here, :class:`NoValidConfig` where there is no contender or one has
+    no configurations.
     """
     check_choice(name, seed)
     return Search(contenders, SAMPLERS[name], seed, first)

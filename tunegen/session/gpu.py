@@ -76,9 +76,7 @@ def choose_gpus(
     Raises :class:`UsageError` for GPUs of more than one kind, as far as can be told before they
     are opened, and as :func:`choose_gpu` does.
     """
-    if evaluator == "model" and devices is not None:
-        text = devices_text(devices)
-        raise UsageError(f"the model runs on no device, so --device {text} means nothing")
+    _check_evaluator(evaluator, devices_text(devices))
     if found is None and evaluator != "model":
         found = find_gpus()
     indices: Sequence[int | None] = (None,)
@@ -142,11 +140,8 @@ def choose_gpu(
     Raises :class:`DeviceError` for a GPU that is not there, is another one than was asked for, has
     a driver that is too old, or is in use by others, unless ``shared``.
     """
-    if evaluator not in EVALUATORS:
-        raise unknown("evaluator", evaluator, EVALUATORS)
+    _check_evaluator(evaluator, "" if index is None else str(index))
     if evaluator == "model":
-        if index is not None:
-            raise UsageError(f"the model runs on no device, so --device {index} means nothing")
         return None
     found = find_gpus() if found is None else found
     demanded = evaluator == "gpu" or index is not None
@@ -164,6 +159,13 @@ def choose_gpu(
     if not shared:
         _check_alone(gpu)
     return gpu
+
+
+def _check_evaluator(evaluator: str, devices: str) -> None:
+    if evaluator not in EVALUATORS:
+        raise unknown("evaluator", evaluator, EVALUATORS)
+    if evaluator == "model" and devices:
+        raise UsageError(f"the model runs on no device, so --device {devices} means nothing")
 
 
 def _pick(found: FoundGpus, index: int | None) -> GpuInfo:

@@ -15,6 +15,15 @@ from tunegen.session.resolve import Request
 from tunegen.store import Carried, Received, Study, StudyInfo, StudyKey
 
 
+def check_storage(url: str | None) -> None:
+    """Raise :class:`UsageError` for a URL that cannot mean a storage."""
+    if url is not None:
+        # SQLAlchemy takes longer to load than all the rest, and most commands name no storage.
+        from tunegen.store.connection import parse
+
+        parse(url)
+
+
 def open_study(
     wanted: Request,
     contenders: Sequence[Contender],
@@ -93,7 +102,7 @@ def export_studies(
     names. Gzipped where it ends in ".gz"; a file that is there is replaced.
 
     Returns what was written, and what was wrong with the storage. Raises :class:`UsageError`
-    where there is no such study, or none at all; then nothing is written.
+    where there is no such study, none at all, or a database at ``file``; then nothing is written.
     """
     studies, warnings = store.collect(
         storage, lambda known: _choose(names, known, "tunegen study list")

@@ -23,6 +23,7 @@ from tunegen.session.measuring import FINALS_SECONDS, POLICIES, Measuring, measu
 from tunegen.session.recording import Choices, make_record, reproduce
 from tunegen.session.records import find, find_exact
 from tunegen.session.resolve import Request, request
+from tunegen.session.studies import check_storage
 from tunegen.session.warmstart import KnownPoint, warm_points
 
 
@@ -102,7 +103,8 @@ def tune(
     Right after the defaults comes what a GPU measured to be fast elsewhere: winners in the
     database of other problems of the operation and of other device classes, and on a GPU the
     fastest trials of other studies in ``storage``, see :mod:`tunegen.session.warmstart`; not with
-    ``warm`` False. The same ``seed`` gives the same trials where these are the same.
+    ``warm`` False. The same ``seed`` gives the same trials where these are the same, on one GPU of
+    one host.
 
     On a GPU, ``device`` says which, as nvidia-smi counts; ``shared`` allows one that others use.
     Several of one device class ("0,1", or "all") search together, and the first of them decides.
@@ -124,6 +126,7 @@ def tune(
     anew = fresh and after is None
     how = _measuring(policy, finals_seconds, anew, deterministic, shared, storage, study)
     search.check_choice(sampler, seed)
+    check_storage(storage)
     devices = check_devices(device)
     ask = functools.partial(
         request, operation, problem=problem, dtype=dtype, layout=layout, attributes=attributes,
@@ -144,6 +147,8 @@ def tune(
     job = _Job(wanted, choices, budget, kernel_cache, database, on_event, on_note)
     if gpus:
         return job.measured(gpus, how)
+    if storage is not None or study is not None:
+        on_note("predictions are kept in no study: --storage and --study mean nothing here")
     return job.predicted(after.run.trials if after is not None else ())
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ def warm_points(
     on_note: Callable[[str], None] = lambda text: None,
 ) -> tuple[KnownPoint, ...]:
     """What a search of so many ``trials`` should try first, the nearest first: at most
-    ``MOST_POINTS`` and a quarter of the trials, each valid here and no default.
+    ``MOST_POINTS`` and a quarter of the trials, each valid here and no default. Parameters that
+    their spec has got since have the values of before.
 
     What a record says of this very problem and device class is always among them. The others are
     taken by distance where they differ from all before them in three parameters (in all that the
@@ -236,13 +237,14 @@ def _choose(
         contender = by_spec.get(point.spec)
         if contender is None or (each.study is not None and of_study[each.study] == _POINTS_EACH):
             continue
-        row = contender.table.row(contender.table.space.completed(point.config))
-        if row is None or row == contender.table.row(contender.default):
+        table = contender.table
+        row = table.row(table.space.completed(point.config))
+        if row is None or row == table.row(contender.default):
             continue
         gaps = [_gap(contender, row, other) for other in taken[point.spec]]
         if min(gaps, default=_APART) >= (1 if each.own else _least_gap(contender)):
             taken[point.spec].append(row)
-            chosen.append(point)
+            chosen.append(replace(point, config=table.config(row)))
             if each.study is not None:
                 of_study[each.study] += 1
     return tuple(chosen)

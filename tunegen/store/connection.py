@@ -68,7 +68,7 @@ def connect(url: str | None, *, create: bool) -> Connection | None:
     """
     if url is None:
         return _connect_file(sqlite.default_path(), create=create, is_default=True)
-    place = _parse(url)
+    place = parse(url)
     if place.get_backend_name() == "sqlite":
         path = Path(str(place.database)).expanduser().resolve()
         return _connect_file(path, create=create, is_default=False)
@@ -128,7 +128,9 @@ def _file_storage(path: Path, warnings: tuple[str, ...] = ()) -> Connection:
     return Connection(_storage(place, options), str(path), warnings)
 
 
-def _parse(url: str) -> sqlalchemy.URL:
+def parse(url: str) -> sqlalchemy.URL:
+    """What a URL names. Raises :class:`UsageError` where it cannot mean a storage; whether that is
+    there is not looked at."""
     try:
         place = sqlalchemy.make_url(url)
     except (sqlalchemy.exc.ArgumentError, ValueError) as error:

@@ -58,15 +58,22 @@ def opening(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def is_database(path: Path) -> bool:
+    """Whether there is a file that SQLite wrote, sound or not."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
 def examine(path: Path) -> State:
     """What is at ``path``. Nothing is changed, whatever it is."""
     if not path.exists():
         return "absent"
     if not path.stat().st_size:
         return "empty"
-    with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            return "other"
+    if not is_database(path):
+        return "other"
     try:
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
             connection.text_factory = lossy

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunegen.errors import DatabaseError, UsageError
+from tunegen.store import sqlite
 from tunegen.store.form import FORM, StoredTrial, decode, parse
 from tunegen.store.key import family_of, study_name
 from tunegen.store.reading import Row, newest_of, studies_of, texts
@@ -98,7 +99,9 @@ def _collect(connection: Connection, row: Row) -> Carried:
 
 def write(studies: Sequence[Carried], path: Path) -> None:
     """Write ``studies`` to a file, gzipped where its name ends in ".gz"; a file that is there is
-    replaced all at once. Raises :class:`DatabaseError` where it cannot be written."""
+    replaced all at once. Raises :class:`DatabaseError` where it cannot be written, and
+    :class:`UsageError` where a database is there: it may be the very one that these are from."""
+    _check_target(path)
     document = {
         "tunegen": KIND,
         "form": FILE_FORM,
@@ -129,6 +132,15 @@ def write(studies: Sequence[Carried], path: Path) -> None:
             raise
     except OSError as error:
         raise DatabaseError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _check_target(path: Path) -> None:
+    try:
+        in_the_way = sqlite.is_database(path)
+    except OSError:
+        return  # nobody may read it: whether it can be replaced shows when that is tried
+    if in_the_way:
+        raise UsageError(f"{path} is a database, and stays as it is", hint="name another file")
 
 
 def _umask() -> int:
