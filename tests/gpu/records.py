@@ -52,7 +52,7 @@ _AROUND_S = 8.0
 _PATIENCE = 2.0
 _COLD_S = 60.0
 
-# What one calibration may take; it takes half a minute on an H200.
+# What one calibration may take; it takes a minute and a half on an H200.
 _CALIBRATE_S = 180.0
 
 
