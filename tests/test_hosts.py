@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import postgres
@@ -70,6 +71,18 @@ def claim(study, hosts, a, known=0, limit=None):
     return hosts.claim("wide", config(a), after=study.last_id, known=known, limit=limit)
 
 
+@contextmanager
+def two_hosts(place, other=None):
+    """Two that have joined a study, or a study each, with what each has opened."""
+    with (
+        Study.open(place, make_key()) as mine,
+        Study.open(place, other or make_key()) as theirs,
+        mine.join() as one,
+        theirs.join() as two,
+    ):
+        yield mine, one, theirs, two
+
+
 def stop_beating(hosts):
     """As a kill does, or a machine that hangs."""
     hosts._closing.set()
@@ -80,12 +93,7 @@ def stop_beating(hosts):
 
 
 def test_what_is_claimed_is_nobody_elses(place):
-    with (
-        Study.open(place, make_key()) as mine,
-        Study.open(place, make_key()) as theirs,
-        mine.join() as one,
-        theirs.join() as two,
-    ):
+    with two_hosts(place) as (mine, one, theirs, two):
         assert claim(mine, one, 1) == "mine"
         assert claim(theirs, two, 1) == "taken"
         assert claim(theirs, two, 2) == "mine"
@@ -100,24 +108,14 @@ def test_what_is_claimed_is_nobody_elses(place):
 
 def test_another_study_is_another_matter(place):
     other = make_key(policy="sustained")
-    with (
-        Study.open(place, make_key()) as mine,
-        Study.open(place, other) as theirs,
-        mine.join() as one,
-        theirs.join() as two,
-    ):
+    with two_hosts(place, other) as (mine, one, theirs, two):
         assert claim(mine, one, 1) == claim(theirs, two, 1) == "mine"
         assert one.claims() == {}
         assert one.finish(contributed=True) == ("finals", "")
 
 
 def test_a_report_settles_the_claim_and_is_heard_of(place):
-    with (
-        Study.open(place, make_key()) as mine,
-        Study.open(place, make_key()) as theirs,
-        mine.join() as one,
-        theirs.join() as two,
-    ):
+    with two_hosts(place) as (mine, one, theirs, two):
         assert claim(mine, one, 1) == "mine"
         assert mine.add(make_trial(0, 5.0, a=1), DIGESTS)
         assert two.claims() == {}
@@ -132,12 +130,7 @@ def test_a_report_settles_the_claim_and_is_heard_of(place):
 
 
 def test_the_budget_is_that_of_all(place):
-    with (
-        Study.open(place, make_key()) as mine,
-        Study.open(place, make_key()) as theirs,
-        mine.join() as one,
-        theirs.join() as two,
-    ):
+    with two_hosts(place) as (mine, one, theirs, two):
         assert claim(mine, one, 1, known=7, limit=9) == "mine"
         assert claim(theirs, two, 2, known=7, limit=9) == "mine"
         assert claim(mine, one, 4, known=7, limit=9) == "full"
@@ -147,12 +140,7 @@ def test_the_budget_is_that_of_all(place):
 
 def test_the_silent_lose_their_claims(place, silent_soon, monkeypatch):
     """What they report later is not stored: somebody else does or has."""
-    with (
-        Study.open(place, make_key()) as mine,
-        Study.open(place, make_key()) as theirs,
-        mine.join() as one,
-        theirs.join() as two,
-    ):
+    with two_hosts(place) as (mine, one, theirs, two):
         assert claim(mine, one, 1) == "mine"
         stop_beating(one)
         assert claim(theirs, two, 1) == "taken"
@@ -189,12 +177,7 @@ def test_a_process_of_this_machine_that_is_gone_need_not_be_waited_for(place):
 
 
 def test_what_the_dead_claimed_takes_nothing_of_the_budget(place, silent_soon):
-    with (
-        Study.open(place, make_key()) as mine,
-        Study.open(place, make_key()) as theirs,
-        mine.join() as one,
-        theirs.join() as two,
-    ):
+    with two_hosts(place) as (mine, one, theirs, two):
         assert [claim(mine, one, a) for a in range(4)] == ["mine"] * 4
         assert claim(theirs, two, 5, known=7, limit=9) == "full"
         stop_beating(one)
