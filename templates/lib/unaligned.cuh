@@ -1,6 +1,7 @@
 /*# SPDX-License-Identifier: Apache-2.0 #*/
-/*# After lib/vector.cuh. matmul/pad_rows.cu.jinja has a cut of its own, in words of four bytes, which
-    puts zeros behind the end of a row as well: ptxas makes other code of each in the other's place. #*/
+/*# After lib/vector.cuh. matmul/pad_rows.cu.jinja has a cut of its own, in words of four bytes,
+    which puts zeros behind the end of a row as well: ptxas makes other code of each in the other's
+    place. #*/
 // Sixteen bytes that lie across two whole ones.
 using Words = Vector<unsigned long long, 2>;
 

@@ -633,9 +633,14 @@ struct Operand {
 
 // Both operands of a tile.
 struct Operands {
-  enum : int { LEFT_IS = SWAP_OPERANDS ? 2 : 1 };  // as STREAMED_OPERAND counts
-  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS, STREAMED_OPERAND == LEFT_IS> left;
-  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS, STREAMED_OPERAND == 3 - LEFT_IS> right;
+  enum : int {
+    LEFT_IS = SWAP_OPERANDS ? 2 : 1,  // as STREAMED_OPERAND counts
+    RIGHT_IS = 3 - LEFT_IS,
+    LEFT_POLICY = STREAMED_OPERAND == LEFT_IS ? LINE_EVICT_FIRST : LINE_NORMAL,
+    RIGHT_POLICY = STREAMED_OPERAND == RIGHT_IS ? LINE_EVICT_FIRST : LINE_NORMAL,
+  };
+  Operand<LEFT_ROWS, LEFT_ACROSS, LEFT_SHARERS, LEFT_POLICY> left;
+  Operand<MMA_N, RIGHT_ACROSS, RIGHT_SHARERS, RIGHT_POLICY> right;
 
   __device__ __forceinline__
   Operands(const TensorMap& left_map, const TensorMap& right_map, const Tile& tile, int rank)
