@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tunegen.model import Constraint, Space, parameters
 from tunegen.search.moves import Moves
 from tunegen.search.surrogate import (
+    FEW,
     Encoding,
     Points,
     Scales,
@@ -105,6 +106,22 @@ def test_learning_makes_the_data_likelier_and_tells_parameters_apart():
     assert density(scales, points, values) > before + 3
     added = np.bincount(encoding.group, scales.weights)
     assert np.argmax(added[:3]) == 2 or np.argmax(added[3:]) == 1
+
+
+def test_few_outcomes_are_taken_to_come_from_a_smoother_space():
+    """Once they are no longer few, categories are believed to be farther apart, the range of a
+    quantity to be shorter, and both to be what they are however many outcomes follow."""
+    encoding = Encoding(SIZES)
+    widths = []
+    for count in (5, FEW - 1, FEW, 48):
+        scales = Scales(encoding)
+        scales.learn(Points(encoding(drawn(count)), np.zeros(count)), np.zeros(count))
+        believed = np.exp(scales._believed)
+        widths.append((believed[:3].sum(), believed[3:5].sum()))
+    assert widths[0] == widths[1]
+    assert widths[2] == widths[3]
+    assert widths[0][0] < widths[2][0]
+    assert widths[0][1] > widths[2][1]
 
 
 def test_what_is_known_is_predicted_and_the_rest_is_unsure():

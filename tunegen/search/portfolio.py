@@ -19,6 +19,7 @@ import numpy as np
 from tunegen.search.moves import Moves, Rows
 from tunegen.search.outcomes import History, Slow, Times, most_points
 from tunegen.search.surrogate import (
+    FEW,
     Encoding,
     Floats,
     Points,
@@ -64,8 +65,9 @@ _CLIMBS, _CLIMBERS, _CLIMB_LEAPS = 3, 4, 20
 # Without a model, only what lies this far below the best log time counts as an improvement. Near
 # the best there is always a little to be expected, and a search that counts it makes its trials
 # there: on recorded spaces it stalled for tens of them at 0 and 0.02, and came to the last percent
-# later at 0.2. A model knows where else to look.
-_WORTHWHILE = 0.1
+# later at 0.2. While outcomes are few the best is far from the optimum, and so much more is asked
+# for: 0.2 was a little ahead at 25 and at 50 trials. A model knows where else to look.
+_WORTHWHILE, _WORTHWHILE_OF_FEW = 0.1, 0.2
 
 # One proposal in so many is bolder: it takes the surrogate to be that much less sure.
 _BOLD_EVERY, _BOLDNESS = 4, 1.5
@@ -178,13 +180,14 @@ class _Judge:
         """``waiting`` are the rows under way, which count as if they took what is expected of
         them; at most so many outcomes are looked at."""
         self._region = region
-        self._worthwhile = 0.0 if region.has_model else _WORTHWHILE
         kept, values = region.history.telling(slow, most)
         # Without a success it is taken to be neither fast nor slow.
         self._mean = float(values.mean()) if len(values) else (slow.most - slow.best) / 2
         points, values = region.points(kept), values - self._mean
         self._surrogate = Surrogate(region.times, points, values)
         latest, failed = region.history.latest(most)
+        worthwhile = _WORTHWHILE_OF_FEW if len(latest) < FEW else _WORTHWHILE
+        self._worthwhile = 0.0 if region.has_model else worthwhile
         self._failures: Surrogate | None = None
         if failed.any():
             tried = region.points(latest).without_model()
