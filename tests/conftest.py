@@ -96,3 +96,24 @@ def _nothing_known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         )
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _migrations_read_once() -> Iterator[None]:
+    """Optuna reads all of its migration scripts several times for each file of studies that is
+    made, and tests make a thousand of them."""
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    read = ScriptDirectory.from_config
+    found: dict[str | None, ScriptDirectory] = {}
+
+    def from_config(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in found:
+            found[place] = read(config)
+        return found[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", from_config)
+        yield
