@@ -6,6 +6,7 @@ failure instead: what can be installed is never skipped unnoticed."""
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import shutil
@@ -79,6 +80,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if tier in _required():
             pytest.fail(f"the {tier} tier is required: {missing(tier)}", pytrace=False)
         pytest.skip(f"no {tier} tier: {missing(tier)}")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all modules stay until the end: the garbage collector need not go
+    through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
