@@ -6,6 +6,7 @@ failure instead: what can be installed is never skipped unnoticed."""
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import shutil
@@ -81,6 +82,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"no {tier} tier: {missing(tier)}")
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all modules stay until the end: the garbage collector need not go
+    through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests have the database to themselves: what is shipped changes with every release, what is
@@ -95,4 +103,25 @@ def _nothing_known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             resources, "data_dir", lambda name: empty if name == "tuned_db" else real(name)
         )
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _migrations_read_once() -> Iterator[None]:
+    """Optuna reads all of its migration scripts several times for each file of studies that is
+    made, and tests make a thousand of them."""
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    read = ScriptDirectory.from_config
+    found: dict[str | None, ScriptDirectory] = {}
+
+    def from_config(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in found:
+            found[place] = read(config)
+        return found[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", from_config)
         yield

@@ -145,11 +145,12 @@ def test_the_default_is_valid(name, arch):
 def test_unused_shared_memory_leaves_fewer_threads_and_half_of_all(arch):
     """By the shared memory of the launch; registers, of which there are few, left aside."""
     device, problem = default_chip(arch), problem_of("copy", 2**24)
-    columns = table_of("copy", problem, device).columns()
+    table = table_of("copy", problem, device)
+    columns = table.columns()
     taken = np.flatnonzero(columns.UNUSED_SHARED_KIB)
     seen = set()
     for row in taken:
-        config = table_of("copy", problem, device).config(int(row))
+        config = table.config(int(row))
         (launch,) = SPECS["copy"].bound_plan(config, problem, device).launches
         case = launch.shared_bytes, config.THREADS
         if case in seen:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -37,12 +38,17 @@ def problems(spec):
     return [problem for problem in found if not spec.refuses(problem, H200)]
 
 
+@functools.cache
+def table_of(spec, problem, chip=H200):
+    return spec.space(problem, chip).enumerate()
+
+
 def configs(spec, problem, value, chip=H200):
     """The default, and others without and with slices of K, with ``value`` of the parameter."""
-    space = spec.space(problem, chip)
+    table = table_of(spec, problem, chip)
+    space = table.space
     if value not in next(p.values for p in space.parameters if p.name == "PROGRAMMATIC_LAUNCH"):
         pytest.skip(f"{spec.name} has no such value")
-    table = space.enumerate()
     chosen = [Config({**spec.default(problem, chip), "PROGRAMMATIC_LAUNCH": value})]
     columns = table.columns(np.arange(len(table)))
     for slices in {1, 2} - {chosen[0].SPLIT_K}:
@@ -56,9 +62,15 @@ def configs(spec, problem, value, chip=H200):
 def compiled(spec, config, problem, arch):
     """The kernels of a config by name, each as its only function and its listing."""
     for source in codegen.render(spec, config, problem, arch):
-        text = disassemble(NvrtcCompiler().compile(source, spec.target(arch)).cubin)
-        (function,) = parse_sass(text)
-        yield source.name, function, text
+        yield source.name, *listing(source, spec.target(arch))
+
+
+@functools.cache
+def listing(source, target):
+    """Several configs have the same second kernel."""
+    text = disassemble(NvrtcCompiler().compile(source, target).cubin)
+    (function,) = parse_sass(text)
+    return function, text
 
 
 def before_waiting(function):
@@ -89,7 +101,7 @@ def test_only_devices_that_have_it_begin_early(chip):
     for spec in SPECS:
         if spec.refuses(problem, chip):
             continue
-        table = spec.space(problem, chip).enumerate()
+        table = table_of(spec, problem, chip)
         values = np.unique(table.columns(np.arange(len(table))).PROGRAMMATIC_LAUNCH)
         assert (values.max() > 0) == (chip.capability >= 90)
         assert (chip.capability >= 90) == spec.default(problem, chip).PROGRAMMATIC_LAUNCH

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import itertools
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import optuna
@@ -687,20 +689,31 @@ def long_under_way(contenders, count):
     """What :func:`after_a_past` gives, with all of it in the study itself."""
     search = make_search("portfolio", contenders, 0)
     distributions = search._sampler.distributions
+    storage, study_id = search._study._storage, search._study._study_id
     rows = np.random.default_rng(0).permutation(len(contenders[0].table))[:count].tolist()
-    for number, row in enumerate(rows):
-        one = contenders[number % len(contenders)]
-        config = one.table[row]
-        params = {"spec": one.name, **{f"{one.name}.{n}": v for n, v in config.items()}}
-        outcome = outcome_in_long(config, number)
-        search._study.add_trial(
-            optuna.trial.create_trial(
-                params=params,
-                distributions={name: distributions[name] for name in params},
+    now = datetime.datetime.now()
+    # A trial is copied deeply as it is stored, which takes longer than all else; these are nobody
+    # else's.
+    with mock.patch("optuna.storages._in_memory.copy.deepcopy", lambda trial: trial):
+        for number, row in enumerate(rows):
+            one = contenders[number % len(contenders)]
+            config = one.table[row]
+            params = {"spec": one.name, **{f"{one.name}.{n}": v for n, v in config.items()}}
+            outcome = outcome_in_long(config, number)
+            trial = optuna.trial.FrozenTrial(
+                number=-1,
+                trial_id=-1,
                 state=TrialState.COMPLETE if outcome.ok else TrialState.PRUNED,
                 value=outcome.median_us if outcome.ok else None,
+                datetime_start=now,
+                datetime_complete=now,
+                params=params,
+                distributions={name: distributions[name] for name in params},
+                user_attrs={},
+                system_attrs={},
+                intermediate_values={},
             )
-        )
+            storage.create_new_trial(study_id, template_trial=trial)
     return search
 
 

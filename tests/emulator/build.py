@@ -156,14 +156,28 @@ def _build(source: KernelSource, architecture: int) -> HostKernel:
     )
     (folder / "kernel.cu").write_text(f"{text}\nEMULATOR_EXPORT({source.entry})\n")
     _run(
-        "g++", "-c", "-x", "c++", "-O1", *_OPTIONS, *_pattern(), f"-fsanitize={_SANITIZERS}",
-        f"-D__CUDA_ARCH__={architecture * 10}", "-include", str(HERE / "shim.h"),
-        str(folder / "kernel.cu"), "-o", str(folder / "kernel.o"),
+        "g++", "-c", "-x", "c++", *_kernel_options(), f"-D__CUDA_ARCH__={architecture * 10}",
+        "-include", str(_shim()), str(folder / "kernel.cu"), "-o", str(folder / "kernel.o"),
     )  # fmt: skip
     # Linked without the sanitizer's own library: its handlers are the runtime's.
     library = _link(folder / "kernel.o", ctypes.RTLD_LOCAL)
     library.emulator_signature.restype = ctypes.c_char_p
     return HostKernel(source, library, library.emulator_signature().decode())
+
+
+def _kernel_options() -> tuple[str, ...]:
+    return ("-O1", *_OPTIONS, *_pattern(), f"-fsanitize={_SANITIZERS}")
+
+
+@functools.cache
+def _shim() -> Path:
+    """The header before every kernel; g++ takes the precompiled one that lies beside it, which
+    spares each kernel a third of its time."""
+    for name in ("shim.h", "runtime.h"):
+        shutil.copy(HERE / name, _folder())
+    shim = _folder() / "shim.h"
+    _run("g++", "-x", "c++-header", *_kernel_options(), str(shim), "-o", f"{shim}.gch")
+    return shim
 
 
 @functools.cache

@@ -210,7 +210,9 @@ class Space:
 
     def violated(self, config: Config) -> tuple[str, ...]:
         """The reasons of the constraints that ``config`` breaks; empty for a valid one."""
-        point = Columns({name: np.array([value]) for name, value in config.items()})
+        # Divided by zero, a scalar does what a column does, and takes two thirds of its time.
+        scalars: dict[str, Any] = {name: np.int64(value) for name, value in config.items()}
+        point = Columns(scalars)
         return tuple(
             constraint.reason
             for constraint in self.constraints
