@@ -423,6 +423,27 @@ def test_a_slow_path_at_the_end_is_no_loop():
     assert found.counts == {"FFMA": 1, "BRA": 2, "STG.32": 1, "EXIT": 1, "MEMBAR": 1}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("product", "hottest"),
+    [("HGMMA.64x8x16.F32.BF16 R4, R8, R12, R4", ".L_products"),
+     ("FFMA R4, R8, R12, R4", ".L_sums")],
+)  # fmt: skip
+def test_the_hottest_loop_is_that_of_the_tensor_cores(product, hottest, order):
+    """Few of their instructions are much more work than many sums, wherever the loops stand."""
+    products = (".L_products:", product, product, "@P0 BRA `(.L_products)")
+    sums = (".L_sums:", *["FADD R4, R5, R6"] * 5, "@P0 BRA `(.L_sums)")
+    found = disasm.facts(sass(*[line for loop in (products, sums)[::order] for line in loop],
+                              "EXIT"))  # fmt: skip
+    assert {loop.label: loop.arithmetic for loop in found.loops} == {
+        ".L_products": 2,
+        ".L_sums": 5,
+    }
+    assert {loop.tensor for loop in found.loops} == ({0, 2} if "HGMMA" in product else {0})
+    assert found.hottest is not None
+    assert found.hottest.label == hottest
+
+
 def test_waiting_loops_do_not_hide_the_main_loop():
     found = disasm.facts(
         sass(

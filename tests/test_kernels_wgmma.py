@@ -6,6 +6,7 @@ Only a GPU runs it: see gpu/test_cases_gpu.py.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 import re
@@ -121,24 +122,122 @@ def test_valid_configs_compile_clean_and_loop_over_products_alone(layout):
         assert found.hottest.counts["HGMMA"] >= config.BLOCK_K // 16, config
 
 
-@pytest.mark.nvrtc
-@pytest.mark.parametrize("slices", [1, 2])
-def test_the_compiler_derives_what_python_does(slices):
-    p = problem((256, 256, 4096), layout="tn")
-    for config in sampled(p, 40):
-        if slices == config.SPLIT_K:
-            break
+def derives(config, p):
+    """Compile a kernel that asserts what Python derives for it."""
     source = render(SPEC, config, p, "sm_90")[0]
     used = "STAGES * (LEFT_BYTES + RIGHT_BYTES + 16) + CONSUMERS * (STORE_BYTES + 16)"
     equal = {
         "THREADS": derived.threads(config),
         "LEFT_ROWS": derived.left_rows(config),
-        f"{used} + INBOX_BYTES": derived.shared_bytes(config, p),
+        "STORE_BYTES": derived.staged_bytes(config, p),
+        f"{used} + INBOX_BYTES + (STREAM_K ? 32 : 0)": derived.shared_bytes(config, p),
         "MMA_ROWS * MMA_N / 2": derived.sums(config),
     }
+    if config.STREAM_K:
+        equal["sizeof(Partials::slots[0]) * Partials::SLOT"] = derived.slot_bytes(config)
+        equal["sizeof(Range) <= 32"] = 1
     asserts = "".join(f'static_assert({a} == {int(b)}, "{a}");\n' for a, b in equal.items())
     with_asserts = type(source)(source.name, source.entry, source.text + asserts, "")
     NvrtcCompiler().compile(with_asserts, SPEC.target("sm_90"))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("slices", [1, 2])
+def test_the_compiler_derives_what_python_does(slices):
+    p = problem((256, 256, 4096), layout="tn")
+    config = next(c for c in sampled(p, 40) if slices == c.SPLIT_K)
+    derives(config, p)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(STREAM_K=1),
+        dict(STREAM_K=2, PINGPONG=1, BLOCK_N=128),
+        dict(BLOCK_N=176, STORE_PARTS=3),
+        dict(BLOCK_N=176, STORE_PARTS=3, STREAM_K=1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ldc", [4096, 4097])
+def test_the_compiler_derives_what_python_does_of_shared_steps_and_uneven_parts(changes, ldc):
+    p = problem((4096, 4096, 4096), ldc=ldc)
+    config = Config({**SPEC.default(p, H200), **changes})
+    assert SPEC.space(p, H200).violated(config) == ()
+    derives(config, p)
+
+
+@pytest.mark.parametrize(("parts", "columns"), [(1, 176), (2, 96), (3, 64), (4, 48)])
+def test_parts_are_as_wide_as_they_must_be_and_boxes_divide_all_of_them(parts, columns):
+    p = problem((4096, 4096, 4096))
+    config = Config({**SPEC.default(p, H200), "BLOCK_N": 176, "STORE_PARTS": parts})
+    widths = [min(columns, 176 - begin) for begin in range(0, 176, columns)]
+    assert len(widths) == parts
+    assert derived.store_columns(config) == columns
+    box = derived.box_columns(config)
+    assert box == max(b for b in (16, 32, 64) if not any(width % b for width in widths))
+
+
+# --- steps of K that all blocks share ------------------------------------------------------------
+
+
+def streamed(p, **changes):
+    return Config({**SPEC.default(p, H200), "STREAM_K": 1, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    # A flag of four bytes for each consumer of a tile on each of 132 multiprocessors.
+    [({}, 2 * 132), (dict(PINGPONG=1, BLOCK_N=128), 132), (dict(SPARE_SMS=4), 2 * 132)],
+)
+def test_flags_come_first_and_slots_behind_them(changes, flags):
+    p = problem((4096, 4096, 4096))
+    config = streamed(p, **changes)
+    plan = SPEC.bound_plan(config, p, H200)
+    (main,) = plan.launches
+    offsets = {a.name: a.value for a in main.arguments if a.type == "workspace"}
+    assert list(offsets) == ["flags", "slots"]
+    assert offsets["flags"] == 0
+    assert offsets["slots"] == plan.zeroed
+    assert plan.zeroed % 256 == 0
+    assert 4 * flags <= plan.zeroed < 4 * flags + 256
+    consumers = 1 if config.PINGPONG else 2
+    slot = 4 * config.BLOCK_M * config.BLOCK_N // consumers
+    assert plan.workspace_bytes - plan.zeroed == flags * slot
+    assert (plan.workspace_init, plan.zeroed_bytes) == ("zero", plan.zeroed)
+    names = [a.name for a in main.arguments]
+    assert names.index("flags") + 1 == names.index("slots")
+
+
+@settings(max_examples=20, deadline=None)
+@given(aligned, aligned, aligned, st.integers(1, 3))
+def test_what_is_zeroed_depends_on_the_device_alone(m, n, k, batch):
+    """A workspace serves calls of all sizes: sums of one must not lie where another has flags."""
+    p = problem((4096, 4096, 4096))
+    config = streamed(p)
+    plans = [SPEC.bound_plan(config, q, H200) for q in (p, problem((batch, m, n, k)))]
+    assert len({(plan.zeroed, plan.workspace_bytes) for plan in plans}) == 1
+    half = dataclasses.replace(H200, sm_count=H200.sm_count // 2)
+    assert SPEC.bound_plan(config, p, half).zeroed < plans[0].zeroed
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "blocks"),
+    [
+        ((4096, 4096, 4096), {}, 132),
+        ((4096, 4096, 4096), dict(CLUSTER_M=2), 132),
+        ((4096, 4096, 4096), dict(SPARE_SMS=4), 128),
+        ((128, 512, 4096), {}, 128),  # 2 tiles of 64 blocks of K
+        ((128, 512, 4096), dict(CLUSTER_N=2), 128),  # a cluster of tiles
+        ((128, 256, 640), {}, 10),
+        ((128, 256, 8), {}, 1),
+    ],
+)
+def test_blocks_are_no_more_than_blocks_of_k(sizes, changes, blocks):
+    config = streamed(problem((4096, 4096, 4096)), **changes)
+    (main,) = SPEC.bound_plan(config, problem(sizes), H200).launches
+    assert main.grid == (blocks, 1, 1)
 
 
 def test_structural_reasons_are_the_static_asserts():
@@ -154,7 +253,12 @@ REMOVED = {
     "each consumer of a tile has whole blocks of 64 rows of the left operand": dict(BLOCK_M=64),
     "two consumers take turns": dict(PINGPONG=1, CONSUMERS=1, PRODUCER_REGISTERS=24),
     "sums fit the registers that a consumer has": dict(BLOCK_M=256, STAGES=2, STORE_PARTS=4),
-    "sums are staged in parts of whole 16 columns": dict(STORE_PARTS=3),
+    "sums are staged in parts of whole 16 columns, the last of them may be narrower": dict(
+        SWAP_OPERANDS=1, BLOCK_M=256, BLOCK_N=128, STORE_PARTS=3
+    ),
+    "tiles whose steps of K all blocks share have no other slices": dict(
+        STREAM_K=1, SPLIT_K=2, STORE_PARTS=1
+    ),
     "three consumers leave a producer 24 registers, one needs no change": dict(
         CONSUMERS=3, BLOCK_M=192, BLOCK_N=96, STORE_PARTS=1
     ),

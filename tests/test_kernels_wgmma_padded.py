@@ -25,7 +25,7 @@ from tunegen import codegen, kernels, perfmodel, resources
 from tunegen.compiler import NvrtcCompiler
 from tunegen.disasm import disassemble
 from tunegen.kernels import matmul_wgmma, matmul_wgmma_padded
-from tunegen.model import SM_COUNT, KernelDefinition
+from tunegen.model import SM_COUNT, Config, KernelDefinition
 
 MATMUL = kernels.operation("matmul")
 H200 = next(chip for chip in perfmodel.CHIPS if chip.name == "NVIDIA H200")
@@ -226,6 +226,27 @@ def test_a_plan_copies_what_its_product_reads(layout, gap):
             copies = workspace.bytes[maps[name].offset :].view(np.uint16)
             read = np.lib.stride_tricks.as_strided(copies, (batch, rows, columns), strides)
             np.testing.assert_array_equal(read, regions[name].elements(arrays[name]))
+
+
+@pytest.mark.parametrize("stream_k", [1, 2])
+def test_copies_lie_behind_sums_that_others_finish(stream_k):
+    problem = MATMUL.problem("2x3001x3003x3005", dtype="bf16", layout="nt")
+    config = Config({**SPEC.default(problem, H200), "STREAM_K": stream_k})
+    plan = SPEC.bound_plan(config, problem, H200)
+    copying, product = plan.launches
+    taken = [a.value for a in product.arguments if a.type == "workspace"]
+    assert taken == [0, plan.zeroed]
+    consumers = 1 if config.PINGPONG else config.CONSUMERS
+    assert plan.zeroed >= 4 * consumers * H200.sm_count
+    slots_end = plan.zeroed + H200.sm_count * 4 * config.BLOCK_M * config.BLOCK_N
+    begins = [a.value for a in copying.arguments if a.type == "workspace"]
+    assert begins == [m.offset for m in plan.tensor_maps if m.array == "workspace"]
+    assert len(begins) == 2
+    assert 0 <= begins[0] - slots_end < 256
+    assert begins[1] >= begins[0] + 2 * 3001 * 3008 * 2
+    assert plan.workspace_bytes >= begins[1] + 2 * 3003 * 3008 * 2
+    other = MATMUL.problem("64x72x79", dtype="bf16", layout="nt")
+    assert SPEC.bound_plan(config, other, H200).zeroed == plan.zeroed
 
 
 @given(

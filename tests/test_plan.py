@@ -75,6 +75,32 @@ def test_a_map_ends_inside_of_the_workspace():
 
 
 @pytest.mark.parametrize(
+    ("init", "zeroed_bytes", "bound", "zeroed"),
+    [
+        ("zero", "4 * M", 400, 400),
+        ("zero", "40 * M", 3000, 3000),  # no more than there are
+        ("zero", 0, 0, 0),
+        ("zero", None, None, 3000),
+        ("none", None, None, 0),
+        ("none", "4 * M", 400, 0),
+    ],
+)
+def test_what_is_zeroed_is_bound_with_its_plan(init, zeroed_bytes, bound, zeroed):
+    made = dataclasses.replace(
+        plan(launch(), workspace_bytes="30 * M"), workspace_init=init, zeroed_bytes=zeroed_bytes
+    ).bind(SIZES)
+    assert (made.workspace_bytes, made.zeroed_bytes, made.zeroed) == (3000, bound, zeroed)
+    assert made.bind({}) == made
+
+
+def test_nothing_is_zeroed_for_a_plan_without_launches():
+    made = dataclasses.replace(
+        plan(launch(grid="M")), workspace_init="zero", zeroed_bytes="4 * N"
+    ).bind({**SIZES, "M": 0})  # fmt: skip
+    assert (made.launches, made.workspace_bytes, made.zeroed) == ((), 0, 0)
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"dtype": "fp8"}, "elements of fp8, there are fp64, fp32, fp16, bf16"),

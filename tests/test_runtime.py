@@ -940,6 +940,26 @@ def test_the_callers_workspace_is_zeroed_every_time(load, gpu, monkeypatch):
     assert gpu.count("cuMemsetD8Async") == 2
 
 
+def test_of_the_callers_workspace_what_must_be_is_zeroed_and_no_more(load, gpu):
+    """What it is depends on the sizes. All of a workspace of our own is zeroed: with other sizes
+    zeros may end elsewhere."""
+    program = zeroed(program_of(matmul_simt.SPEC, {"SPLIT_K": 4}))
+    plan = dataclasses.replace(program.plan, zeroed_bytes="4 * M")
+    kernel = load(dataclasses.replace(program, plan=plan))
+    needed = kernel.workspace_bytes(call(64)["sizes"])
+    memory = (ctypes.c_uint8 * (needed + 256))()
+    address = -(-ctypes.addressof(memory) // 256) * 256
+    held = np.ctypeslib.as_array((ctypes.c_uint8 * needed).from_address(address))
+    for m in (64, 32):
+        held[:] = 0xFF
+        kernel.launch(**call(m), workspace=address, stream=5)
+        assert not held[: 4 * m].any()
+        assert (held[4 * m :] == 0xFF).all()
+    kernel.launch(**call(64), stream=5)
+    sizes = [a[2] for name, a in gpu.calls if name == "cuMemsetD8Async"]
+    assert sizes == [256, 128, needed]
+
+
 def test_a_captured_graph_gets_no_workspace_that_may_move(split, gpu):
     split.launch(**call(64))
     gpu.capturing = True

@@ -539,6 +539,25 @@ def test_a_workspace_is_poison_unless_zeros_are_asked_for(doubling):
         assert np.all(seen[0] == byte)
 
 
+@pytest.mark.parametrize("zeroed_bytes", [0, 8, 999, 1000])
+def test_the_first_bytes_of_a_workspace_are_zeroed_and_the_others_poison(doubling, zeroed_bytes):
+    seen = []
+
+    def dirty(memory, values):
+        scratch = memory.view(values["scratch"], 1000)
+        seen.append(scratch.copy())
+        scratch[:] = 5
+
+    kernel = doubling.kernel(
+        dirty, workspace_bytes=1000, workspace_init="zero", zeroed_bytes=zeroed_bytes
+    )
+    attempt(doubling, kernel)
+    assert len(seen) == 2, "the second launch of a wrong kernel gets it fresh"
+    for scratch in seen:
+        assert not scratch[:zeroed_bytes].any()
+        assert (scratch[zeroed_bytes:] == POISON).all()
+
+
 def test_a_workspace_has_guard_bands(doubling):
     def overrun(memory, values):
         doubling.double(memory, values)

@@ -70,7 +70,7 @@ struct Bias {
 // Where a consumer stages sums on their way, the barrier of its threads, and the map of C.
 struct Staging {
   unsigned address;
-  const unsigned char* memory;
+  unsigned char* memory;
   int barrier;
   const TensorMap* map;
 };

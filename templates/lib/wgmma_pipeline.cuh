@@ -20,18 +20,9 @@ struct Ring {
   }
 };
 
-// The steps of K of a slice, in blocks of BLOCK_K: slices are as even as they can be, some are
-// empty where K is short.
+// Steps of K, in blocks of BLOCK_K.
 struct Slice {
   int first, count;
-
-  __device__ __forceinline__ Slice(int slice, int k) {
-    constexpr int SLICES = SPLIT_K * CLUSTER_K;
-    const int blocks = (k + BLOCK_K - 1) / BLOCK_K;
-    const int spare = blocks % SLICES;
-    first = blocks / SLICES * slice + (slice < spare ? slice : spare);
-    count = blocks / SLICES + (slice < spare);
-  }
 };
 
 struct Stages {
@@ -161,8 +152,11 @@ __device__ __forceinline__ void release(const Stages& stages, int stage, int lan
 using Sums = fp32[MMA_ROWS][MMA_N / 2];
 
 // Multiplies the stages of one tile; `first_row` is the consumer's first row of the left operand.
+// Calls `hand_over` when all products are on their way.
+template <typename HandOver>
 __device__ __forceinline__ void multiply_stages(
-    Sums& sums, const Stages& stages, Ring& ring, int blocks, int first_row, int lane, int rank) {
+    Sums& sums, const Stages& stages, Ring& ring, int blocks, int first_row, int lane, int rank,
+    const HandOver& hand_over) {
   // Blocks of 64 rows are slabs across K, and follow each other in every 64 steps along K.
   constexpr int LEFT_64 = LEFT_ACROSS ? BLOCK_K * 128 : 64 * 128;
   const unsigned long long left =
@@ -194,6 +188,7 @@ __device__ __forceinline__ void multiply_stages(
     }
     ring.advance();
   }
+  hand_over();
   if constexpr (MMA_IN_FLIGHT > 0) {
     wgmma_wait<0>();
     if (previous >= 0) release(stages, previous, lane, rank);

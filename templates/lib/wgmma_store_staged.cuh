@@ -5,9 +5,12 @@ enum : int {
   // A portion: rows and columns of C.
   STAGED_ROWS = SWAP_OPERANDS ? STORE_COLUMNS : 64,
   STAGED_COLS = SWAP_OPERANDS ? 64 : STORE_COLUMNS,
-  // Its columns lie in boxes whose rows are as wide as the swizzle.
-  BOX_COLS = STAGED_COLS % 64 == 0 ? 64
-  : STAGED_COLS % 32 == 0          ? 32
+  // The last portion of a row is narrower where they do not divide it.
+  UNEVEN = !SWAP_OPERANDS && MMA_N % STORE_COLUMNS != 0,
+  // Columns lie in boxes whose rows are as wide as the swizzle.
+  COMMON_COLS = UNEVEN ? STAGED_COLS | MMA_N : STAGED_COLS,
+  BOX_COLS = COMMON_COLS % 64 == 0 ? 64
+  : COMMON_COLS % 32 == 0          ? 32
                                    : 16,
   BOX_BYTES = STAGED_ROWS * BOX_COLS * 2,
 };
@@ -40,13 +43,15 @@ __device__ __forceinline__ void store_matrices(unsigned address, const unsigned 
   }
 }
 
-// Rounds the sums of a portion whose first element of C is (row, col), and stages them.
+// Rounds the sums of a portion whose first element of C is (row, col), and stages them: COLUMNS of
+// the right operand.
+template <int COLUMNS>
 __device__ __forceinline__ void stage_sums(
-    const fp32* sums, unsigned buffer, const Target& target, const Bias<STORE_COLUMNS>& bias,
-    int row, int col) {
+    const fp32* sums, unsigned buffer, const Target& target, const Bias<COLUMNS>& bias, int row,
+    int col) {
   const int lane = target.thread % 32;
 #pragma unroll
-  for (int j = 0; j < STORE_COLUMNS / 2; j += 8) {
+  for (int j = 0; j < COLUMNS / 2; j += 8) {
     unsigned rows[4];
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
@@ -82,16 +87,18 @@ __device__ __forceinline__ void stage_sums(
 // Whether the copy engine may write a portion from column `col` of C on. It writes whole 16 bytes:
 // where the last ones of a row are not all of C, what follows the row would be overwritten,
 // whatever extent the map of C states.
+template <int COLS>
 __device__ __forceinline__ bool ends_in_whole_chunks(const Target& target, int col) {
-  return target.n % 8 == 0 || col + STAGED_COLS <= target.n;
+  return target.n % 8 == 0 || col + COLS <= target.n;
 }
 
 // Writes a staged portion whose first element of C is (row, col), side by side along the rows:
 // ALIGN_C elements a thread at a time, which are 16 bytes at least.
+template <int COLS>
 __device__ __forceinline__ void store_aligned_rows(
     const Target& target, const Staging& staging, int row, int col) {
   constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
-  constexpr int PER_ROW = STAGED_COLS / WIDTH;
+  constexpr int PER_ROW = COLS / WIDTH;
 #pragma unroll 4
   for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
     const int down = i / PER_ROW;
@@ -105,10 +112,11 @@ __device__ __forceinline__ void store_aligned_rows(
 
 // The same for rows that begin anywhere: 16 bytes of memory are cut out of the two times 16 bytes
 // that they lie in as staged, so that all but the ends of a row are stored whole.
+template <int COLS>
 __device__ __forceinline__ void store_ragged_rows(
     const Target& target, const Staging& staging, int row, int col) {
-  constexpr int CHUNKS = STAGED_COLS / 8;
-  const int columns = target.n - col < STAGED_COLS ? target.n - col : STAGED_COLS;
+  constexpr int CHUNKS = COLS / 8;
+  const int columns = target.n - col < COLS ? target.n - col : COLS;
 #pragma unroll 4
   for (int i = target.thread; i < STAGED_ROWS * (CHUNKS + 1); i += 128) {
     const int down = i / (CHUNKS + 1);
@@ -138,12 +146,13 @@ __device__ __forceinline__ void store_ragged_rows(
 }
 
 // By the copy engine, in one thread, or by all.
+template <int COLS>
 __device__ __forceinline__ void store_portion(
     const Target& target, const Staging& staging, int row, int col) {
-  if (TMA_STORE && ends_in_whole_chunks(target, col)) {
+  if (TMA_STORE && ends_in_whole_chunks<COLS>(target, col)) {
     if (target.thread != 0) return;
 #pragma unroll
-    for (int i = 0; i < STAGED_COLS / BOX_COLS; ++i) {
+    for (int i = 0; i < COLS / BOX_COLS; ++i) {
       const unsigned box = staging.address + i * BOX_BYTES;
       store_box(*staging.map, box, col + i * BOX_COLS, row, target.matrix);
     }
@@ -151,30 +160,42 @@ __device__ __forceinline__ void store_portion(
     return;
   }
   if constexpr (ALIGN_C % 8 == 0) {
-    store_aligned_rows(target, staging, row, col);
+    store_aligned_rows<COLS>(target, staging, row, col);
   } else {
-    store_ragged_rows(target, staging, row, col);
+    store_ragged_rows<COLS>(target, staging, row, col);
   }
+}
+
+// A portion of COLUMNS of the right operand, the first of which is (row, col) of C.
+template <int COLUMNS>
+__device__ __forceinline__ void store_sums(
+    const fp32* sums, const Target& target, const Staging& staging, int row, int col) {
+  // Before the barrier, which hides the wait.
+  Bias<COLUMNS> bias;
+  bias.load(target, col);
+  // The portion before has left shared memory.
+  if (TMA_STORE && target.thread == 0) store_wait_read<0>();
+  named_sync(staging.barrier, 128);
+  stage_sums<COLUMNS>(sums, staging.address, target, bias, row, col);
+  if constexpr (TMA_STORE) fence_async_proxy();
+  named_sync(staging.barrier, 128);
+  store_portion<SWAP_OPERANDS ? 64 : COLUMNS>(target, staging, row, col);
 }
 
 __device__ __forceinline__ void store_tile(
     const Sums& sums, const Target& target, const Staging& staging) {
+  constexpr int WHOLE = MMA_N / STORE_COLUMNS * STORE_COLUMNS;
 #pragma unroll
   for (int i = 0; i < MMA_ROWS; ++i) {
 #pragma unroll
-    for (int j = 0; j < MMA_N; j += STORE_COLUMNS) {
+    for (int j = 0; j < WHOLE; j += STORE_COLUMNS) {
       const int row = target.row + (SWAP_OPERANDS ? j : i * 64);
       const int col = target.col + (SWAP_OPERANDS ? i * 64 : j);
-      // Before the barrier, which hides the wait.
-      Bias<STORE_COLUMNS> bias;
-      bias.load(target, col);
-      // The portion before has left shared memory.
-      if (TMA_STORE && target.thread == 0) store_wait_read<0>();
-      named_sync(staging.barrier, 128);
-      stage_sums(sums[i] + j / 2, staging.address, target, bias, row, col);
-      if constexpr (TMA_STORE) fence_async_proxy();
-      named_sync(staging.barrier, 128);
-      store_portion(target, staging, row, col);
+      store_sums<STORE_COLUMNS>(sums[i] + j / 2, target, staging, row, col);
+    }
+    if constexpr (UNEVEN) {
+      store_sums<MMA_N % STORE_COLUMNS>(
+          sums[i] + WHOLE / 2, target, staging, target.row + i * 64, target.col + WHOLE);
     }
   }
 }

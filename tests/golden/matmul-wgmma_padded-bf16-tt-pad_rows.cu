@@ -1,7 +1,7 @@
 // tunegen_matmul_pad_rows: C = act(alpha * A B + beta * C + bias), spec wgmma_padded, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
-// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=128 PROGRAMMATIC_LAUNCH=1 STREAMED_OPERAND=0
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=128 --param PROGRAMMATIC_LAUNCH=1 --param STREAMED_OPERAND=0 --emit cuda
+// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=128 PROGRAMMATIC_LAUNCH=1 STREAMED_OPERAND=0 STREAM_K=0
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=128 --param PROGRAMMATIC_LAUNCH=1 --param STREAMED_OPERAND=0 --param STREAM_K=0 --emit cuda
 
 // Copies matrices whose rows begin anywhere to ones whose rows begin at whole lines of 128 bytes.
 //
@@ -91,6 +91,7 @@ enum : int {
   L2_PROMOTION = 128,
   PROGRAMMATIC_LAUNCH = 1,
   STREAMED_OPERAND = 0,
+  STREAM_K = 0,
   PAD_THREADS = 256,
   PAD_UNROLL = 2,
   PAD_MATRICES = 2,

@@ -1,7 +1,7 @@
 // tunegen_matmul_wgmma: C = act(alpha * A B + beta * C + bias), spec wgmma_padded, for sm_90a.
 // SPDX-License-Identifier: Apache-2.0
-// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=128 PROGRAMMATIC_LAUNCH=1 STREAMED_OPERAND=0
-// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=128 --param PROGRAMMATIC_LAUNCH=1 --param STREAMED_OPERAND=0 --emit cuda
+// Config: SWAP_OPERANDS=0 BLOCK_M=64 BLOCK_N=128 CONSUMERS=1 PINGPONG=0 STORE_PARTS=2 BLOCK_K=64 STAGES=8 CLUSTER_M=1 CLUSTER_N=1 CLUSTER_K=1 SPLIT_K=1 RASTER_GROUP=1 RASTER_COLUMNS=0 SPARE_SMS=0 MMA_IN_FLIGHT=1 PRODUCER_REGISTERS=24 L2_PROMOTION=128 PROGRAMMATIC_LAUNCH=1 STREAMED_OPERAND=0 STREAM_K=0
+// Regenerate: tunegen inspect matmul --arch sm_90 --spec wgmma_padded --problem 1000x1001x1002 --dtype bf16 --layout tt --attribute activation=gelu --attribute beta=1 --attribute bias=1 --param SWAP_OPERANDS=0 --param BLOCK_M=64 --param BLOCK_N=128 --param CONSUMERS=1 --param PINGPONG=0 --param STORE_PARTS=2 --param BLOCK_K=64 --param STAGES=8 --param CLUSTER_M=1 --param CLUSTER_N=1 --param CLUSTER_K=1 --param SPLIT_K=1 --param RASTER_GROUP=1 --param RASTER_COLUMNS=0 --param SPARE_SMS=0 --param MMA_IN_FLIGHT=1 --param PRODUCER_REGISTERS=24 --param L2_PROMOTION=128 --param PROGRAMMATIC_LAUNCH=1 --param STREAMED_OPERAND=0 --param STREAM_K=0 --emit cuda
 
 // C = act(alpha * A B + beta * C + bias) on Hopper's tensor cores.
 //
@@ -101,6 +101,7 @@ enum : int {
   L2_PROMOTION = 128,
   PROGRAMMATIC_LAUNCH = 1,
   STREAMED_OPERAND = 0,
+  STREAM_K = 0,
   IS_FP16 = 0,
   MMA_N = 128,
   LEFT_ACROSS = 1,
@@ -181,9 +182,13 @@ static_assert(
     "each consumer of a tile has whole blocks of 64 rows of the left operand");
 static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
 static_assert(
-    MMA_ROWS * MMA_N / 2 <= (CONSUMERS == 3 ? 96 : 208),
+    MMA_ROWS * MMA_N / 2 <= (CONSUMERS == 3             ? 96
+                             : PRODUCER_REGISTERS == 24 ? 192
+                                                        : 176),
     "sums fit the registers that a consumer has");
-static_assert(MMA_N % (16 * STORE_PARTS) == 0, "sums are staged in parts of whole 16 columns");
+static_assert(
+    MMA_N > (STORE_PARTS - 1) * STORE_COLUMNS && (MMA_N % STORE_COLUMNS == 0 || !SWAP_OPERANDS),
+    "sums are staged in parts of whole 16 columns, the last of them may be narrower");
 static_assert(
     CONSUMERS == 2 || PRODUCER_REGISTERS == 24,
     "three consumers leave a producer 24 registers, one needs no change");
@@ -191,13 +196,17 @@ static_assert(
     CLUSTER_M * CLUSTER_N * CLUSTER_K <= 2 || CLUSTER_M * CLUSTER_N == 1,
     "a cluster shares an operand among 2 blocks, or K among 2, 4 or 8");
 static_assert(
+    STREAM_K == 0 || SPLIT_K * CLUSTER_K == 1,
+    "tiles whose steps of K all blocks share have no other slices");
+static_assert(
     !DIRECT_STORE || STORE_PARTS == 1,
     "slices of K, and results of four bytes, are stored from registers, in one part");
 static_assert(
     RIGHT_ACROSS || MMA_N % (8 * RIGHT_SHARERS) == 0,
     "blocks that share an operand bring whole groups of 8 rows");
 static_assert(
-    STAGES * (LEFT_BYTES + RIGHT_BYTES + 16) + CONSUMERS * (STORE_BYTES + 16) + INBOX_BYTES <=
+    STAGES * (LEFT_BYTES + RIGHT_BYTES + 16) + CONSUMERS * (STORE_BYTES + 16) + INBOX_BYTES +
+            (STREAM_K ? 32 : 0) <=
         232448,
     "stages and staged sums fit shared memory");
 
@@ -520,18 +529,9 @@ struct Ring {
   }
 };
 
-// The steps of K of a slice, in blocks of BLOCK_K: slices are as even as they can be, some are
-// empty where K is short.
+// Steps of K, in blocks of BLOCK_K.
 struct Slice {
   int first, count;
-
-  __device__ __forceinline__ Slice(int slice, int k) {
-    constexpr int SLICES = SPLIT_K * CLUSTER_K;
-    const int blocks = (k + BLOCK_K - 1) / BLOCK_K;
-    const int spare = blocks % SLICES;
-    first = blocks / SLICES * slice + (slice < spare ? slice : spare);
-    count = blocks / SLICES + (slice < spare);
-  }
 };
 
 struct Stages {
@@ -661,8 +661,11 @@ __device__ __forceinline__ void release(const Stages& stages, int stage, int lan
 using Sums = fp32[MMA_ROWS][MMA_N / 2];
 
 // Multiplies the stages of one tile; `first_row` is the consumer's first row of the left operand.
+// Calls `hand_over` when all products are on their way.
+template <typename HandOver>
 __device__ __forceinline__ void multiply_stages(
-    Sums& sums, const Stages& stages, Ring& ring, int blocks, int first_row, int lane, int rank) {
+    Sums& sums, const Stages& stages, Ring& ring, int blocks, int first_row, int lane, int rank,
+    const HandOver& hand_over) {
   // Blocks of 64 rows are slabs across K, and follow each other in every 64 steps along K.
   constexpr int LEFT_64 = LEFT_ACROSS ? BLOCK_K * 128 : 64 * 128;
   const unsigned long long left =
@@ -694,6 +697,7 @@ __device__ __forceinline__ void multiply_stages(
     }
     ring.advance();
   }
+  hand_over();
   if constexpr (MMA_IN_FLIGHT > 0) {
     wgmma_wait<0>();
     if (previous >= 0) release(stages, previous, lane, rank);
@@ -888,7 +892,7 @@ struct Bias {
 // Where a consumer stages sums on their way, the barrier of its threads, and the map of C.
 struct Staging {
   unsigned address;
-  const unsigned char* memory;
+  unsigned char* memory;
   int barrier;
   const TensorMap* map;
 };
@@ -913,9 +917,12 @@ enum : int {
   // A portion: rows and columns of C.
   STAGED_ROWS = SWAP_OPERANDS ? STORE_COLUMNS : 64,
   STAGED_COLS = SWAP_OPERANDS ? 64 : STORE_COLUMNS,
-  // Its columns lie in boxes whose rows are as wide as the swizzle.
-  BOX_COLS = STAGED_COLS % 64 == 0 ? 64
-  : STAGED_COLS % 32 == 0          ? 32
+  // The last portion of a row is narrower where they do not divide it.
+  UNEVEN = !SWAP_OPERANDS && MMA_N % STORE_COLUMNS != 0,
+  // Columns lie in boxes whose rows are as wide as the swizzle.
+  COMMON_COLS = UNEVEN ? STAGED_COLS | MMA_N : STAGED_COLS,
+  BOX_COLS = COMMON_COLS % 64 == 0 ? 64
+  : COMMON_COLS % 32 == 0          ? 32
                                    : 16,
   BOX_BYTES = STAGED_ROWS * BOX_COLS * 2,
 };
@@ -948,13 +955,15 @@ __device__ __forceinline__ void store_matrices(unsigned address, const unsigned 
   }
 }
 
-// Rounds the sums of a portion whose first element of C is (row, col), and stages them.
+// Rounds the sums of a portion whose first element of C is (row, col), and stages them: COLUMNS of
+// the right operand.
+template <int COLUMNS>
 __device__ __forceinline__ void stage_sums(
-    const fp32* sums, unsigned buffer, const Target& target, const Bias<STORE_COLUMNS>& bias,
-    int row, int col) {
+    const fp32* sums, unsigned buffer, const Target& target, const Bias<COLUMNS>& bias, int row,
+    int col) {
   const int lane = target.thread % 32;
 #pragma unroll
-  for (int j = 0; j < STORE_COLUMNS / 2; j += 8) {
+  for (int j = 0; j < COLUMNS / 2; j += 8) {
     unsigned rows[4];
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
@@ -990,16 +999,18 @@ __device__ __forceinline__ void stage_sums(
 // Whether the copy engine may write a portion from column `col` of C on. It writes whole 16 bytes:
 // where the last ones of a row are not all of C, what follows the row would be overwritten,
 // whatever extent the map of C states.
+template <int COLS>
 __device__ __forceinline__ bool ends_in_whole_chunks(const Target& target, int col) {
-  return target.n % 8 == 0 || col + STAGED_COLS <= target.n;
+  return target.n % 8 == 0 || col + COLS <= target.n;
 }
 
 // Writes a staged portion whose first element of C is (row, col), side by side along the rows:
 // ALIGN_C elements a thread at a time, which are 16 bytes at least.
+template <int COLS>
 __device__ __forceinline__ void store_aligned_rows(
     const Target& target, const Staging& staging, int row, int col) {
   constexpr int WIDTH = ALIGN_C < BOX_COLS ? ALIGN_C : BOX_COLS;
-  constexpr int PER_ROW = STAGED_COLS / WIDTH;
+  constexpr int PER_ROW = COLS / WIDTH;
 #pragma unroll 4
   for (int i = target.thread; i < STAGED_ROWS * PER_ROW; i += 128) {
     const int down = i / PER_ROW;
@@ -1013,10 +1024,11 @@ __device__ __forceinline__ void store_aligned_rows(
 
 // The same for rows that begin anywhere: 16 bytes of memory are cut out of the two times 16 bytes
 // that they lie in as staged, so that all but the ends of a row are stored whole.
+template <int COLS>
 __device__ __forceinline__ void store_ragged_rows(
     const Target& target, const Staging& staging, int row, int col) {
-  constexpr int CHUNKS = STAGED_COLS / 8;
-  const int columns = target.n - col < STAGED_COLS ? target.n - col : STAGED_COLS;
+  constexpr int CHUNKS = COLS / 8;
+  const int columns = target.n - col < COLS ? target.n - col : COLS;
 #pragma unroll 4
   for (int i = target.thread; i < STAGED_ROWS * (CHUNKS + 1); i += 128) {
     const int down = i / (CHUNKS + 1);
@@ -1046,12 +1058,13 @@ __device__ __forceinline__ void store_ragged_rows(
 }
 
 // By the copy engine, in one thread, or by all.
+template <int COLS>
 __device__ __forceinline__ void store_portion(
     const Target& target, const Staging& staging, int row, int col) {
-  if (TMA_STORE && ends_in_whole_chunks(target, col)) {
+  if (TMA_STORE && ends_in_whole_chunks<COLS>(target, col)) {
     if (target.thread != 0) return;
 #pragma unroll
-    for (int i = 0; i < STAGED_COLS / BOX_COLS; ++i) {
+    for (int i = 0; i < COLS / BOX_COLS; ++i) {
       const unsigned box = staging.address + i * BOX_BYTES;
       store_box(*staging.map, box, col + i * BOX_COLS, row, target.matrix);
     }
@@ -1059,30 +1072,42 @@ __device__ __forceinline__ void store_portion(
     return;
   }
   if constexpr (ALIGN_C % 8 == 0) {
-    store_aligned_rows(target, staging, row, col);
+    store_aligned_rows<COLS>(target, staging, row, col);
   } else {
-    store_ragged_rows(target, staging, row, col);
+    store_ragged_rows<COLS>(target, staging, row, col);
   }
+}
+
+// A portion of COLUMNS of the right operand, the first of which is (row, col) of C.
+template <int COLUMNS>
+__device__ __forceinline__ void store_sums(
+    const fp32* sums, const Target& target, const Staging& staging, int row, int col) {
+  // Before the barrier, which hides the wait.
+  Bias<COLUMNS> bias;
+  bias.load(target, col);
+  // The portion before has left shared memory.
+  if (TMA_STORE && target.thread == 0) store_wait_read<0>();
+  named_sync(staging.barrier, 128);
+  stage_sums<COLUMNS>(sums, staging.address, target, bias, row, col);
+  if constexpr (TMA_STORE) fence_async_proxy();
+  named_sync(staging.barrier, 128);
+  store_portion<SWAP_OPERANDS ? 64 : COLUMNS>(target, staging, row, col);
 }
 
 __device__ __forceinline__ void store_tile(
     const Sums& sums, const Target& target, const Staging& staging) {
+  constexpr int WHOLE = MMA_N / STORE_COLUMNS * STORE_COLUMNS;
 #pragma unroll
   for (int i = 0; i < MMA_ROWS; ++i) {
 #pragma unroll
-    for (int j = 0; j < MMA_N; j += STORE_COLUMNS) {
+    for (int j = 0; j < WHOLE; j += STORE_COLUMNS) {
       const int row = target.row + (SWAP_OPERANDS ? j : i * 64);
       const int col = target.col + (SWAP_OPERANDS ? i * 64 : j);
-      // Before the barrier, which hides the wait.
-      Bias<STORE_COLUMNS> bias;
-      bias.load(target, col);
-      // The portion before has left shared memory.
-      if (TMA_STORE && target.thread == 0) store_wait_read<0>();
-      named_sync(staging.barrier, 128);
-      stage_sums(sums[i] + j / 2, staging.address, target, bias, row, col);
-      if constexpr (TMA_STORE) fence_async_proxy();
-      named_sync(staging.barrier, 128);
-      store_portion(target, staging, row, col);
+      store_sums<STORE_COLUMNS>(sums[i] + j / 2, target, staging, row, col);
+    }
+    if constexpr (UNEVEN) {
+      store_sums<MMA_N % STORE_COLUMNS>(
+          sums[i] + WHOLE / 2, target, staging, target.row + i * 64, target.col + WHOLE);
     }
   }
 }
@@ -1092,24 +1117,49 @@ __device__ __forceinline__ void finish_stores(const Target& target) {
   if (TMA_STORE && target.thread == 0) store_wait_read<0>();
 }
 
+// What a block has to do at its turns: whole tiles, or even slices of them.
+struct Part {
+  Tile tile;
+  Slice slice;
+};
+
 // What all threads of a block need.
 struct Job {
   Stages stages;
   TileOrder order;
   int k;
-  int rank;             // of the block in its cluster
-  int first, clusters;  // turn of this cluster, and turns to its next one
+  int rank;         // of the block in its cluster
+  int first, step;  // turn of this cluster, and turns to its next one
+
+  __device__ __forceinline__ Job(const Stages& stages, const TileOrder& order, int k, int rank)
+      : stages(stages),
+        order(order),
+        k(k),
+        rank(rank),
+        first(static_cast<int>(blockIdx.x) / CLUSTER),
+        step(static_cast<int>(gridDim.x) / CLUSTER) {}
 
   __device__ __forceinline__ bool has(int turn) const { return turn < order.count; }
-  __device__ __forceinline__ Tile tile(int turn) const {
-    return order.at(turn, CLUSTER_K > 1 ? 0 : rank);
-  }
-  __device__ __forceinline__ Slice slice(int turn) const { return slice(tile(turn)); }
   // The blocks of a cluster that share K have one part of the slice each.
-  __device__ __forceinline__ Slice slice(const Tile& tile) const {
-    return Slice(tile.slice * CLUSTER_K + (CLUSTER_K > 1 ? rank : 0), k);
+  __device__ __forceinline__ Part part(int turn) const {
+    const Tile tile = order.at(turn, CLUSTER_K > 1 ? 0 : rank);
+    return {tile, slice(tile.slice * CLUSTER_K + (CLUSTER_K > 1 ? rank : 0))};
+  }
+
+ private:
+  // Slices are as even as they can be, some are empty where K is short.
+  __device__ __forceinline__ Slice slice(int slice) const {
+    constexpr int SLICES = SPLIT_K * CLUSTER_K;
+    const int blocks = (k + BLOCK_K - 1) / BLOCK_K;
+    const int spare = blocks % SLICES;
+    return {
+        blocks / SLICES * slice + (slice < spare ? slice : spare),
+        blocks / SLICES + (slice < spare)};
   }
 };
+
+// There are none: nobody finishes what another one began.
+struct Partials {};
 
 // The producer: one thread. L2 may have its first stages before the launch ahead is done: should
 // that one write to them, L2 knows.
@@ -1117,16 +1167,16 @@ __device__ __forceinline__ void produce(
     const Job& job, const TensorMap& left, const TensorMap& right) {
   if constexpr (PROGRAMMATIC_LAUNCH == 2) {
     if (job.has(job.first)) {
-      const Tile tile = job.tile(job.first);
-      prefetch_stages(Operands(left, right, tile, job.rank), job.slice(tile));
+      const Part part = job.part(job.first);
+      prefetch_stages(Operands(left, right, part.tile, job.rank), part.slice);
     }
   }
   wait_for_previous_launch();
   Ring ring;
 #pragma unroll 1
-  for (int turn = job.first; job.has(turn); turn += job.clusters) {
-    const Tile tile = job.tile(turn);
-    fill_stages(job.stages, ring, Operands(left, right, tile, job.rank), job.slice(tile));
+  for (int turn = job.first; job.has(turn); turn += job.step) {
+    const Part part = job.part(turn);
+    fill_stages(job.stages, ring, Operands(left, right, part.tile, job.rank), part.slice);
   }
 }
 
@@ -1134,25 +1184,26 @@ __device__ __forceinline__ void produce(
 // tensor cores.
 __device__ __forceinline__ void consume(
     const Job& job, Target target, const Staging& staging, Exchange exchange,
-    const unsigned char* inbox, Output* c, long long batch_stride_c, int batch, int consumer) {
+    const Partials& partials, const unsigned char* inbox, Output* c, long long batch_stride_c,
+    int batch, int consumer) {
   wait_for_previous_launch();
   const int first_row = PINGPONG ? 0 : consumer * MMA_ROWS * 64;
-  const int step = PINGPONG ? 2 * job.clusters : job.clusters;
+  const int step = PINGPONG ? 2 * job.step : job.step;
   Ring ring;
   int turn = job.first;
   if (PINGPONG && consumer == 1) {
     if (job.has(turn)) {
       named_arrive(4, 256);
-      ring.skip(job.slice(turn).count);
+      ring.skip(job.part(turn).slice.count);
     }
-    turn += job.clusters;
+    turn += job.step;
   }
 #pragma unroll 1
   for (; job.has(turn); turn += step) {
-    const Tile tile = job.tile(turn);
-    const Slice slice = job.slice(tile);
+    const Part part = job.part(turn);
+    const Tile& tile = part.tile;
     Sums sums;
-    if (slice.count == 0) {
+    if (part.slice.count == 0) {
 #pragma unroll
       for (int i = 0; i < MMA_ROWS; ++i) {
 #pragma unroll
@@ -1160,11 +1211,12 @@ __device__ __forceinline__ void consume(
       }
     }
     if constexpr (PINGPONG) named_sync(4 + consumer, 256);
-    multiply_stages(sums, job.stages, ring, slice.count, first_row, target.thread % 32, job.rank);
-    if (PINGPONG && job.has(turn + job.clusters)) {
-      named_arrive(5 - consumer, 256);
-      ring.skip(job.slice(turn + job.clusters).count);
-    }
+    const bool other_follows = PINGPONG && job.has(turn + job.step);
+    multiply_stages(
+        sums, job.stages, ring, part.slice.count, first_row, target.thread % 32, job.rank, [&] {
+          if (other_follows) named_arrive(5 - consumer, 256);
+        });
+    if (other_follows) ring.skip(job.part(turn + job.step).slice.count);
     if constexpr (CLUSTER_K > 1) {
       if (job.rank > 0) {
         exchange.send(sums, job.rank, target.thread);
@@ -1206,14 +1258,10 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_mat
   const int inbox = STAGES_BYTES + CONSUMERS * STORE_BYTES;
   const unsigned barriers = base + inbox + INBOX_BYTES;
   const unsigned exchanges = barriers + 16 * STAGES;
-  const Job job{
-      {base, base + STAGES * LEFT_BYTES, barriers, barriers + 8 * STAGES},
-      TileOrder(batch, m, n),
-      k,
-      CLUSTER > 1 ? cluster_rank() : 0,
-      static_cast<int>(blockIdx.x) / CLUSTER,
-      static_cast<int>(gridDim.x) / CLUSTER};
-
+  const Stages stages{base, base + STAGES * LEFT_BYTES, barriers, barriers + 8 * STAGES};
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const Job job(stages, TileOrder(batch, m, n), k, rank);
+  const Partials partials{};
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(job.stages.full_at(i), 1);
@@ -1249,7 +1297,9 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) tunegen_mat
     const Staging staging{base + staged, shared + staged, 1 + consumer, &c_map};
     const int sent = inbox + consumer * (CLUSTER_K - 1) * SENT_BYTES;
     const Exchange exchange{base + sent, exchanges + 16 * consumer, exchanges + 16 * consumer + 8};
-    consume(job, target, staging, exchange, shared + sent, c, batch_stride_c, batch, consumer);
+    consume(
+        job, target, staging, exchange, partials, shared + sent, c, batch_stride_c, batch,
+        consumer);
     __syncwarp();
   }
   // A block's shared memory stays until the others of the cluster are done with it.

@@ -33,6 +33,12 @@ WAYS = (
     {"SPLIT_K": 2, "CLUSTER_K": 2},
     {"BLOCK_N": 208},
     {"STORE_PARTS": 3},
+    {"BLOCK_N": 176, "STORE_PARTS": 3, "SWAP_OPERANDS": 0},
+    {"STREAM_K": 1},
+    {"STREAM_K": 2},
+    {"STREAM_K": 1, "PINGPONG": 1},
+    {"STREAM_K": 2, "CLUSTER_M": 2},
+    {"STREAM_K": 1, "SWAP_OPERANDS": 1, "CONSUMERS": 3},
     {"MMA_IN_FLIGHT": 0, "RASTER_COLUMNS": 1},
 )
 

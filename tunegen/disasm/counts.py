@@ -12,13 +12,16 @@ from tunegen.disasm.flow import natural_loops
 from tunegen.disasm.ptx import parse_ptx
 from tunegen.disasm.sass import Function, parse_sass
 
-ARITHMETIC = frozenset(
+TENSOR = frozenset(
     {
-        "FFMA", "FFMA2", "FADD", "FADD2", "FMUL", "FMUL2", "DFMA", "DADD", "DMUL",
-        "HFMA2", "HADD2", "HMUL2", "HMMA", "DMMA", "IMMA", "BMMA", "QMMA", "OMMA",
+        "HMMA", "DMMA", "IMMA", "BMMA", "QMMA", "OMMA",
         "HGMMA", "IGMMA", "QGMMA", "BGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA",
     }
 )  # fmt: skip
+ARITHMETIC = TENSOR | {
+    "FFMA", "FFMA2", "FADD", "FADD2", "FMUL", "FMUL2", "DFMA", "DADD", "DMUL",
+    "HFMA2", "HADD2", "HMUL2",
+}  # fmt: skip
 _RESULTS = ARITHMETIC | {"ST", "STG", "STS", "STSM", "RED", "REDG", "ATOM", "ATOMG", "ATOMS"}
 
 # What an inner loop must be free of, and why. One fence a k-step took a wgmma kernel on an H200
@@ -51,6 +54,11 @@ class Loop:
         """Floating-point and tensor instructions in one pass."""
         return sum(count for kind, count in self.counts.items() if kind in ARITHMETIC)
 
+    @property
+    def tensor(self) -> int:
+        """Those of the tensor cores."""
+        return sum(count for kind, count in self.counts.items() if kind in TENSOR)
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -74,8 +82,13 @@ class Facts:
 
     @property
     def hottest(self) -> Loop | None:
-        """The inner loop with the most arithmetic in one pass, None in straight code."""
-        return max(self.inner_loops, key=lambda loop: (loop.arithmetic, loop.depth), default=None)
+        """The inner loop with the most arithmetic in one pass, of the tensor cores where they do
+        any; None in straight code."""
+        return max(
+            self.inner_loops,
+            key=lambda loop: (loop.tensor, loop.arithmetic, loop.depth),
+            default=None,
+        )
 
 
 def facts(sass: str = "", ptx: str = "") -> Facts:

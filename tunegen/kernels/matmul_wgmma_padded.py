@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tunegen.kernels import matmul, split_k
+from tunegen.kernels import matmul
 from tunegen.kernels.matmul_wgmma import cost
 from tunegen.kernels.matmul_wgmma.derived import ALIGNED, ATOM, TMA_BYTES
 from tunegen.kernels.matmul_wgmma.plans import (
@@ -21,6 +21,7 @@ from tunegen.kernels.matmul_wgmma.plans import (
     needs_padding,
     operands_in_place,
     own_limits,
+    partial_bytes,
     plan_over,
     refuses_any,
     stores_by_copy_engine,
@@ -100,10 +101,10 @@ def copied(p: Problem) -> tuple[int, ...]:
 
 
 def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
-    """Copies of what needs one, then the product. The workspace holds the sums of slices of K
-    first, then the copies."""
+    """Copies of what needs one, then the product. The workspace holds sums that are added
+    up first, then the copies."""
     operands = list(operands_in_place(p, s))
-    end: Any = 0 if c.SPLIT_K == 1 else _whole(split_k.partial_bytes(c.SPLIT_K, p, s))
+    end: Any = _whole(partial_bytes(c, p, s))
     offsets = []
     for which in copied(p):
         rows, columns = stored_shape(which, p, s)

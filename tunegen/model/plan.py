@@ -61,14 +61,23 @@ class Launch:
 class LaunchPlan:
     """The launches of one call, in order, and the memory they need besides the operands.
 
-    ``workspace_init`` says what must be in the workspace before the first call: "none" or "zero";
-    a plan leaves a zeroed workspace zeroed.
+    ``workspace_init`` says what must be in the workspace before the first call: "none", or "zero"
+    in its first ``zeroed_bytes``, which are all of them where that is None. A plan leaves what is
+    zeroed as it was.
     """
 
     launches: tuple[Launch, ...]
     workspace_bytes: int | str = 0
     workspace_init: Literal["none", "zero"] = "none"
     tensor_maps: tuple[TensorMap, ...] = ()
+    zeroed_bytes: int | str | None = None
+
+    @property
+    def zeroed(self) -> int:
+        """Bytes at the start of a bound plan's workspace that have to be zero before its use."""
+        if self.workspace_init == "none":
+            return 0
+        return int(self.workspace_bytes if self.zeroed_bytes is None else self.zeroed_bytes)
 
     def bind(self, sizes: Mapping[str, int]) -> LaunchPlan:
         """The plan with every formula evaluated; empty launches are left out, and tensor maps that
@@ -94,7 +103,10 @@ class LaunchPlan:
             launches.append(replace(launch, grid=(x, y, z), arguments=arguments))
         workspace = evaluate(self.workspace_bytes, sizes) if launches else 0
         maps = self._bound_maps(launches, workspace, sizes)
-        return LaunchPlan(tuple(launches), workspace, self.workspace_init, maps)
+        zeroed = self.zeroed_bytes
+        if zeroed is not None:
+            zeroed = min(evaluate(zeroed, sizes), workspace)
+        return LaunchPlan(tuple(launches), workspace, self.workspace_init, maps, zeroed)
 
     def _bound_maps(
         self, launches: Sequence[Launch], workspace_bytes: int, sizes: Mapping[str, int]

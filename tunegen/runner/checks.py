@@ -193,9 +193,9 @@ def _value(stored: NDArray[Any], dtype: str) -> float:
 
 class Workspace:
     """The memory that a plan needs besides the operands, between guard bands, and in the state in
-    which the plan wants it."""
+    which the plan wants it: its first ``zeroed`` bytes zero, the others poison."""
 
-    def __init__(self, gpu: Gpu, size: int, *, zeroed: bool) -> None:
+    def __init__(self, gpu: Gpu, size: int, *, zeroed: int) -> None:
         # Guard bands are looked at in units of two bytes.
         units = -(-size // 2)
         array = Array("the workspace", (units,), (1,), "fp16", "inout")
@@ -209,7 +209,7 @@ class Workspace:
         """Make it as it is before the first call."""
         self._gpu.fill(self.placed.buffer, POISON, self.placed.buffer_bytes)
         if self._zeroed:
-            self._gpu.fill(self.placed.address, 0, self.placed.array.bytes)
+            self._gpu.fill(self.placed.address, 0, self._zeroed)
 
     def close(self) -> None:
         self._gpu.release(self._memory)

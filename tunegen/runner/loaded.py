@@ -30,7 +30,7 @@ class Loaded:
             kernels = gpu.load(executable.kernels)
             undo.callback(kernels.close)
             if size := int(plan.workspace_bytes):
-                self._workspace = Workspace(gpu, size, zeroed=plan.workspace_init == "zero")
+                self._workspace = Workspace(gpu, size, zeroed=plan.zeroed)
                 undo.callback(self._workspace.close)
                 address = self._workspace.placed.address
             self._calls: list[Call] = [

@@ -214,5 +214,6 @@ class Kernel:
             if workspace is None:
                 binding.place_workspace(self._workspaces.of(stream, size))
             else:
-                binding.place_workspace(self._workspaces.given(workspace, stream, size))
+                zeroed = binding.zeroed_bytes
+                binding.place_workspace(self._workspaces.given(workspace, stream, size, zeroed))
         binding.submit(stream)

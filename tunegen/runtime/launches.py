@@ -101,7 +101,8 @@ class Binding:
     """A plan bound to sizes, with the values that belong to these sizes filled in.
 
     ``needed`` says for every operand whether it has elements. ``workspace_bytes`` is 0 where no
-    workspace is used. Tensor maps are encoded when an address is first seen.
+    workspace is used, and its first ``zeroed_bytes`` have to be zero. Tensor maps are encoded when
+    an address is first seen.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Binding:
     ) -> None:
         self.needed = tuple(needed)
         self.workspace_bytes = int(plan.workspace_bytes)
+        self.zeroed_bytes = plan.zeroed
         self._workspace = ctypes.c_uint64()
         self._workspaces: list[tuple[Any, int]] = []
         self._maps = {m.name: EncodedMap(m) for m in plan.tensor_maps}

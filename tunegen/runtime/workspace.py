@@ -26,7 +26,8 @@ class Workspaces:
         self._blocks: dict[int, tuple[int, int]] = {}  # stream: address, bytes
 
     def of(self, stream: int, size: int) -> int:
-        """Address of ``size`` bytes for launches on ``stream``, initialised as the plan wants.
+        """Address of ``size`` bytes for launches on ``stream``, initialised as the plan wants:
+        what it zeroes may end elsewhere for other sizes, so all of a new block is zeroed.
 
         Raises :class:`DeviceError` where they do not fit, and while ``stream`` is captured: a
         graph would go on using a block that a later, larger call replaces.
@@ -50,9 +51,9 @@ class Workspaces:
             driver.call("cuMemsetD8Async", address, 0, size, stream)
         return address
 
-    def given(self, memory: Any, stream: int, size: int) -> int:
+    def given(self, memory: Any, stream: int, size: int, zeroed: int) -> int:
         """Address of the caller's memory, an address or an array. Others may have written to it
-        since the last call, so what has to be zero is made zero again.
+        since the last call, so the first ``zeroed`` bytes, which have to be zero, are made so.
 
         Raises :class:`UsageError` where it is too small or does not start at a multiple of 256.
         """
@@ -63,8 +64,8 @@ class Workspaces:
             raise UsageError(
                 f"{self._purpose} is given at {address:#x}, not at a multiple of {_ALIGNMENT}"
             )
-        if self._zeroed:
-            driver.call("cuMemsetD8Async", address, 0, size, stream)
+        if zeroed:
+            driver.call("cuMemsetD8Async", address, 0, zeroed, stream)
         return address
 
     def release(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tunegen.kernels.matmul import output_bytes
-from tunegen.model import Point, Problem, ceil_div, maximum
+from tunegen.model import Point, Problem, ceil_div, maximum, minimum
 
 WARPGROUP = 128
 ATOM = 64  # elements of a row of 128 bytes: what one swizzled box holds
@@ -28,9 +28,10 @@ CONSUMER_REGISTERS = {
     (3, 40): 160,
 }
 
-# Sums of a thread that leave room for descriptors and addresses without spilling: compiled with
-# NVRTC 13.0, 208 of 240 registers do and 216 do not, 96 of 160 do and 128 do not.
-MOST_SUMS = 208
+# Sums of a thread, of three consumers, or of fewer by the registers of the producer, that leave
+# room for descriptors and addresses mostly without spilling: compiled with NVRTC 13.0, 192 of 240
+# registers do and 208 do not, 96 of 160 do and 128 do not.
+MOST_SUMS = {24: 192, 40: 176}
 MOST_SUMS_OF_THREE = 96
 
 
@@ -74,6 +75,11 @@ def sums(c: Point) -> Any:
     return left_rows(c) * right_columns(c) // (WARPGROUP * maximum(tile_consumers(c), 1))
 
 
+def most_sums(c: Point) -> Any:
+    """Sums that a thread of one or two consumers has registers for."""
+    return np.where(c.PRODUCER_REGISTERS == 24, MOST_SUMS[24], MOST_SUMS[40])
+
+
 def stage_bytes(c: Point, p: Problem) -> Any:
     right = right_columns(c)
     padded = np.where(right_across(c, p), ceil_div(right, ATOM) * ATOM, right)
@@ -81,13 +87,16 @@ def stage_bytes(c: Point, p: Problem) -> Any:
 
 
 def store_columns(c: Point) -> Any:
-    """Columns of the right operand whose sums are staged in shared memory at once."""
-    return right_columns(c) // c.STORE_PARTS
+    """Columns of the right operand whose sums are staged in shared memory at once, at most."""
+    return ceil_div(right_columns(c), 16 * c.STORE_PARTS) * 16
 
 
 def box_columns(c: Point) -> Any:
-    """Columns of C per box that is stored: as wide as a swizzle that divides what is staged."""
-    columns = np.where(c.SWAP_OPERANDS, ATOM, store_columns(c))
+    """Columns of C per box that is stored: as wide as a swizzle that divides every part."""
+    parts = np.where(
+        right_columns(c) % store_columns(c), store_columns(c) | right_columns(c), store_columns(c)
+    )
+    columns = np.where(c.SWAP_OPERANDS, ATOM, parts)
     return np.where(columns % 64 == 0, 64, np.where(columns % 32 == 0, 32, 16))
 
 
@@ -111,11 +120,12 @@ def staged_bytes(c: Point, p: Problem) -> Any:
 
 
 def shared_bytes(c: Point, p: Problem) -> Any:
-    """Stages, staged sums, what other blocks of the cluster send, and two barriers for each stage
-    and each consumer."""
+    """Stages, staged sums, what other blocks of the cluster send, two barriers for each stage and
+    each consumer, and a block's share of what is shared out."""
     staged = staged_bytes(c, p)
     sent = (c.CLUSTER_K - 1) * sums(c) * WARPGROUP * 4
-    return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * (staged + sent + 16)
+    share = 32 * minimum(c.STREAM_K, 1)
+    return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * (staged + sent + 16) + share
 
 
 def threads(c: Point) -> Any:
@@ -135,6 +145,25 @@ def turns(c: Point, s: Any) -> Any:
     """Clusters of tiles of all matrices and slices of K."""
     along_m, along_n = groups(c, s)
     return along_m * along_n * s.B * c.SPLIT_K
+
+
+def resident_clusters(c: Point, sm_count: Any) -> Any:
+    """Clusters that run at once, a block on each multiprocessor that is not spared."""
+    return maximum((sm_count - c.SPARE_SMS) // cluster(c), 1)
+
+
+def shared_turns(c: Point, p: Problem, sm_count: int) -> Any:
+    """Turns whose blocks of K all clusters share: what is left of whole waves of tiles, and a wave
+    more where there is one and ``STREAM_K`` is 2."""
+    at_once = resident_clusters(c, sm_count)
+    waves = turns(c, p) // at_once
+    whole = maximum(waves + 1 - c.STREAM_K, 0)
+    return np.where(c.STREAM_K, turns(c, p) - whole * at_once, 0)
+
+
+def slot_bytes(c: Point) -> Any:
+    """Sums that a consumer leaves to the one that finishes their tile."""
+    return sums(c) * WARPGROUP * 4
 
 
 def k_blocks(c: Point, p: Problem) -> Any:

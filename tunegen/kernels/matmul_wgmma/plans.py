@@ -19,9 +19,11 @@ from tunegen.kernels.matmul_wgmma.derived import (
     right_across,
     right_columns,
     shared_bytes,
+    slot_bytes,
     store_columns,
     takes_copies_of_c,
     threads,
+    tile_consumers,
     turns,
 )
 from tunegen.model import (
@@ -36,12 +38,19 @@ from tunegen.model import (
     Problem,
     Sizes,
     TensorMap,
+    ceil_div,
     formula,
     minimum,
 )
 
 # Arguments of a matmul, besides maps of its operands.
-_TAKEN = ("C", "bias", "batch", "m", "n", "k", "ldc", "batch_stride_c", "alpha", "beta")
+_TAKEN = (
+    "C", "bias", "flags", "slots", "batch", "m", "n", "k", "ldc", "batch_stride_c", "alpha",
+    "beta",
+)  # fmt: skip
+
+# Alignment of what lies in the workspace.
+_BASE_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +72,19 @@ def operands_in_place(p: Problem, s: Sizes) -> tuple[Stored, Stored]:
 def plan_over(operands: tuple[Stored, Stored], c: Config, p: Problem, s: Sizes) -> LaunchPlan:
     """The product of operands that the copy engine can read; a persistent grid takes the tiles."""
     size = int(cluster(c))
-    blocks = minimum(turns(c, s), (getattr(s, SM_COUNT) - c.SPARE_SMS) // size) * size
+    at_once = (getattr(s, SM_COUNT) - c.SPARE_SMS) // size
+    wanted = turns(c, s)
+    if c.STREAM_K:
+        wanted = wanted * ceil_div(s.K, c.BLOCK_K)
+    blocks = minimum(wanted, at_once) * size
     maps = [_operand_map(which, operands[which], c, p, s) for which in (0, 1)]
     left, right = (maps[1], maps[0]) if c.SWAP_OPERANDS else (maps[0], maps[1])
     if stores_by_copy_engine(c, p):
         maps.append(_c_map(c, p, s))
     named = {argument.name: argument for argument in matmul.arguments(p, s)}
+    if c.STREAM_K:
+        named["flags"] = Argument("flags", "workspace")
+        named["slots"] = Argument("slots", "workspace", formula(flag_bytes(c, s)))
     arguments = (
         Argument(left.name, "tensor_map"),
         Argument(right.name, "tensor_map"),
@@ -80,9 +96,27 @@ def plan_over(operands: tuple[Stored, Stored], c: Config, p: Problem, s: Sizes) 
         "matmul_wgmma", (formula(blocks), 1, 1), (int(threads(c)), 1, 1), arguments,
         int(shared_bytes(c, p)), programmatic=bool(c.PROGRAMMATIC_LAUNCH),
     )  # fmt: skip
+    if c.STREAM_K:
+        return LaunchPlan(
+            (main,), formula(partial_bytes(c, p, s)), "zero", tuple(maps),
+            formula(flag_bytes(c, s)),
+        )  # fmt: skip
     if c.SPLIT_K == 1:
         return LaunchPlan((main,), tensor_maps=tuple(maps))
     return replace(split_k.with_slices(main, c.SPLIT_K, p, s), tensor_maps=tuple(maps))
+
+
+def flag_bytes(c: Config, s: Sizes) -> Any:
+    """A flag for each slot, at the start of the workspace. How many there are depends on the
+    device alone: a workspace serves calls of all sizes."""
+    return ceil_div(int(tile_consumers(c)) * getattr(s, SM_COUNT) * 4, _BASE_BYTES) * _BASE_BYTES
+
+
+def partial_bytes(c: Config, p: Problem, s: Sizes) -> Any:
+    """Workspace for sums that other blocks add up, at its start; 0 where there are none."""
+    if c.STREAM_K:
+        return flag_bytes(c, s) + getattr(s, SM_COUNT) * int(tile_consumers(c) * slot_bytes(c))
+    return 0 if c.SPLIT_K == 1 else split_k.partial_bytes(c.SPLIT_K, p, s)
 
 
 def _operand_map(which: int, stored: Stored, c: Config, p: Problem, s: Sizes) -> TensorMap:

@@ -12,18 +12,21 @@ from tunegen.kernels import tiled
 from tunegen.kernels.matmul_wgmma.derived import (
     ATOM,
     MAX_SHARED_BYTES,
-    MOST_SUMS,
     MOST_SUMS_OF_THREE,
     cluster,
     direct_store,
     groups,
     k_blocks,
     left_rows,
+    most_sums,
+    resident_clusters,
     right_across,
     right_columns,
     right_sharers,
     shared_bytes,
+    shared_turns,
     stage_bytes,
+    store_columns,
     sums,
     tile_consumers,
     turns,
@@ -41,6 +44,11 @@ from tunegen.model import (
 )
 
 TILES = tuple(range(16, 257, 16))
+
+# Waves of tiles beyond which it hardly matters that the last one is not full, and blocks of K
+# below which a share of them is not worth what it costs to hand sums over.
+MOST_WAVES = 64
+LEAST_SHARE = 4
 
 
 def space(p: Problem, d: DeviceClass) -> Space:
@@ -76,6 +84,13 @@ def space(p: Problem, d: DeviceClass) -> Space:
                     "the operand whose lines are the first to leave L2: 1 A, 2 B, 0 neither",
                     0,
                 ),
+                (
+                    "STREAM_K",
+                    (0, 1, 2),
+                    "waves of tiles whose steps of K are shared out evenly: 1 the last one, which "
+                    "is not full, 2 that and the one before",
+                    0,
+                ),
             )
         ),
         (*structural_constraints(p), *shared_constraints(p), *problem_constraints(p, d)),
@@ -93,13 +108,16 @@ def structural_constraints(p: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "sums fit the registers that a consumer has",
             lambda c: (
-                ((c.CONSUMERS < 3) & (sums(c) <= MOST_SUMS))
+                ((c.CONSUMERS < 3) & (sums(c) <= most_sums(c)))
                 | ((c.CONSUMERS == 3) & (sums(c) <= MOST_SUMS_OF_THREE))
             ),
         ),
         Constraint(
-            "sums are staged in parts of whole 16 columns",
-            lambda c: right_columns(c) % (16 * c.STORE_PARTS) == 0,
+            "sums are staged in parts of whole 16 columns, the last of them may be narrower",
+            lambda c: (
+                ((c.STORE_PARTS - 1) * store_columns(c) < right_columns(c))
+                & ((right_columns(c) % store_columns(c) == 0) | (c.SWAP_OPERANDS == 0))
+            ),
         ),
         Constraint(
             "three consumers leave a producer 24 registers, one needs no change",
@@ -108,6 +126,10 @@ def structural_constraints(p: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "a cluster shares an operand among 2 blocks, or K among 2, 4 or 8",
             lambda c: (cluster(c) <= 2) | (c.CLUSTER_M * c.CLUSTER_N == 1),
+        ),
+        Constraint(
+            "tiles whose steps of K all blocks share have no other slices",
+            lambda c: (c.STREAM_K == 0) | (c.SPLIT_K * c.CLUSTER_K == 1),
         ),
         Constraint(
             "slices of K, and results of four bytes, are stored from registers, in one part",
@@ -163,6 +185,13 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
         none = (cluster(c) <= 2) | (many == 0)
         return (c.SPARE_SMS == 0) & none | (usual == c.SPARE_SMS) & many
 
+    def stream(c: Point) -> Any:
+        at_once = resident_clusters(c, d.sm_count)
+        waves, rest = turns(c, p) // at_once, turns(c, p) % at_once
+        share = shared_turns(c, p, d.sm_count) * k_blocks(c, p) // at_once
+        uneven = (rest > 0) & (waves < MOST_WAVES) & (waves + 1 >= c.STREAM_K)
+        return (c.STREAM_K == 0) | uneven & (share >= LEAST_SHARE)
+
     return (
         Constraint(
             "a tile is at most twice as high as C",
@@ -197,6 +226,11 @@ def problem_constraints(p: Problem, d: DeviceClass) -> tuple[Constraint, ...]:
         Constraint(
             "multiprocessors are spared where all have tiles, 12 so that clusters of 4 and 8 fit",
             spare,
+            structural=False,
+        ),
+        Constraint(
+            "steps of K are shared out where a wave of few is not full, and shares are not short",
+            stream,
             structural=False,
         ),
         Constraint(
@@ -264,7 +298,7 @@ def _config(
         "RASTER_GROUP": 8, "RASTER_COLUMNS": 0, "SPARE_SMS": 0,
         "MMA_IN_FLIGHT": 1, "PRODUCER_REGISTERS": 40 if consumers == 2 else 24,
         "L2_PROMOTION": 128 if p.lda % ATOM or p.ldb % ATOM else 256, "PROGRAMMATIC_LAUNCH": 1,
-        "STREAMED_OPERAND": 0,
+        "STREAMED_OPERAND": 0, "STREAM_K": 0,
     }  # fmt: skip
     along_m, along_n = groups(Config(values), p)
     larger, readers = (2, along_m) if p.N > p.M else (1, along_n)
