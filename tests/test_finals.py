@@ -317,6 +317,21 @@ def test_long_calls_are_decided_by_sustained_blocks(play):
     assert {"burst", "sustained", "flip"} <= set(result.measurement(result.winner).details)
 
 
+def test_where_policies_disagree_the_other_one_has_a_winner_too(play):
+    result = play({"us": LONG, "sustained": {"32": 1.05}})
+    other = result.other
+    assert (other.policy, other.winner.name, other.tied) == ("burst", "trial 32", ("trial 32",))
+    assert other.measurement(other.winner).median_us == pytest.approx(1000.0, rel=0.01)
+    assert other.measurement(other.winner).policy == "burst"
+    assert (other.flip, other.other) == (result.flip, None)
+    assert {s.name for s in other.standings} == {s.name for s in result.standings}
+
+
+def test_where_policies_agree_there_is_no_other_winner(play):
+    assert play({"us": LONG}).other is None
+    assert play().other is None
+
+
 def test_short_calls_are_decided_by_bursts(play):
     result = play()
     assert not any("sustained" in text for text in play.log())

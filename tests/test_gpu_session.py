@@ -5,6 +5,7 @@ GPU by a script; and which GPU is taken, or refused."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib.util
 import json
 import os
@@ -29,6 +30,7 @@ from tunegen.model.checks import INTEGER_RANGE
 from tunegen.runner.timing import LEAST_INTERVAL_US
 from tunegen.session import gpu
 from tunegen.session.gpu import choose_gpu
+from tunegen.session.records import find_exact
 from tunegen.session.setups import ProblemSetup, draw, rotation, widened
 from tunegen.session.tuning import _more
 from tunegen.tuner import DEFAULT_TRIALS, Budget
@@ -197,13 +199,16 @@ def tune(tmp_path, monkeypatch, capsys):
         None if name == "torch" else find(name)))  # fmt: skip
     log = tmp_path / "log"
 
-    def call(*words, script=None, operation="faulty"):
+    def play(script):
         script = {
             "log": str(log), "shape": [4096], "noise": 0.002,
             "us": {"32": 60.0, "64": 50.0, "128": 55.0, "256": 58.0, "512": 52.5, "1024": 70.0},
-            **(script or {}),
+            **script,
         }  # fmt: skip
         monkeypatch.setattr(gpu, "COMMAND", scripted.command(script))
+
+    def call(*words, script=None, operation="faulty"):
+        play(script or {})
         kernel = str(TESTS / "data" / "faulty_kernel" / "faulty.py")
         code = run(["--kernel", kernel, "tune", operation, *(str(word) for word in words)])
         captured = capsys.readouterr()
@@ -212,6 +217,7 @@ def tune(tmp_path, monkeypatch, capsys):
         return code, captured.out, captured.err
 
     call.log = lambda: [text for _, text in scripted.logged(log)]
+    call.script = play
     return call
 
 
@@ -377,6 +383,71 @@ def test_the_model_shows_what_a_gpu_has_measured(tune, monkeypatch):
         assert result["record"]["evidence"] == "predicted"
     _, out, _ = tune("--problem", "2^24", "--arch", "sm_90", "--trials", "2", "--json")
     assert json.loads(out)["results"][0]["known"] is None
+
+
+# Slow enough for sustained blocks, under which 64 is a tenth slower: 512 is the faster one then.
+FLIPPING = {
+    "us": {
+        "32": 1200.0,
+        "64": 1000.0,
+        "128": 1100.0,
+        "256": 1160.0,
+        "512": 1050.0,
+        "1024": 1400.0,
+    },
+    "sustained": {"64": 1.1},
+}
+ALL = {"problem": "4096", "trials": 11, "specs": (FAULTY,), "evaluator": "gpu"}
+
+
+@pytest.mark.nvrtc
+def test_where_policies_disagree_the_winner_of_each_is_recorded(tune):
+    tune.script(FLIPPING)
+    found = session.tune("faulty", **ALL)
+    records = [record for _, record in Database().records("sm_90", "faulty")]
+    assert len(records) == 2
+    sustained, burst = (
+        find_exact(Database(), found.request, policy) for policy in ("sustained", "burst")
+    )
+    assert find_exact(Database(), found.request) == sustained
+    assert find_exact(Database(), found.request, "warm") is None
+    assert (found.record.identity, found.other.identity) == (sustained.identity, burst.identity)
+    for record, policy, threads, us in (
+        (sustained, "sustained", 512, 1050.0),
+        (burst, "burst", 64, 1000.0),
+    ):
+        assert record.config == {"FAULT": 0, "THREADS": threads}
+        assert record.measurement.policy == policy
+        assert record.measurement.median_us == pytest.approx(us, rel=0.01)
+        assert record.default_us == pytest.approx(1100.0, rel=0.01)
+        assert record.measurement.details["flip"] == found.run.contest.flip
+    moments = [datetime.datetime.fromisoformat(r.created) for r in (burst, sustained)]
+    assert moments[1] - moments[0] >= datetime.timedelta(seconds=1)
+    assert [image.cubin_sha256 for image in burst.images] != [
+        image.cubin_sha256 for image in sustained.images
+    ]
+    assert (burst.command, burst.trials, burst.seed, burst.driver) == (
+        sustained.command, sustained.trials, sustained.seed, sustained.driver,
+    )  # fmt: skip
+    # The same again finds the one that decided.
+    again = session.tune("faulty", **ALL)
+    assert (again.record, again.other, again.path) == (sustained, None, None)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("us", "slower"),
+    [(1050.0, 1.0), (1010.0, 1.02)],
+    ids=["the same winner", "neither loses much under the other"],
+)
+def test_where_policies_agree_one_winner_is_recorded(us, slower, tune):
+    times = {**FLIPPING["us"], "512": us}
+    tune.script({"us": times, "noise": 0.0005, "sustained": {"64": slower}})
+    found = session.tune("faulty", **ALL)
+    (record,) = (record for _, record in Database().records("sm_90", "faulty"))
+    assert found.other is None
+    assert record.identity == found.record.identity
+    assert record.measurement.policy == "sustained"
 
 
 @pytest.mark.nvrtc

@@ -38,7 +38,7 @@ from tunegen.model import (
     parameters,
 )
 from tunegen.search import Contender, make_search
-from tunegen.tuner import LOOK_AHEAD, Budget, tune
+from tunegen.tuner import LOOK_AHEAD, Budget, seen_by, tune
 
 DATA = Path(__file__).parent / "data" / "added_kernel"
 DEVICE = perfmodel.default_chip("sm_90")
@@ -601,6 +601,29 @@ def test_the_winner_of_the_finals_is_the_winner_with_its_time():
     assert result.best.outcome.measurement.policy == "burst"
     assert result.default.outcome.median_us == 53.0
     assert story(result) == story(plain), "the trials keep the search's times"
+
+
+def test_a_run_as_another_policy_sees_its_finals():
+    def finals(ranked):
+        default, *others = itertools.islice(ranked, 3)
+        seen = contest([default, *others], {default.trial: 9.0, **{f.trial: 8.0 for f in others}})
+        first, *rest = seen.standings
+        slower = [
+            dataclasses.replace(s, figures={**s.figures, "sustained": figures(10.0 + n)})
+            for n, s in enumerate(rest)
+        ]
+        both = dataclasses.replace(seen, standings=(first, *slower), winner=slower[1])
+        other = dataclasses.replace(both, policy="sustained", winner=slower[0])
+        return dataclasses.replace(both, other=other)
+
+    result = run(25, finals=finals)
+    seen = seen_by(result, result.contest.other)
+    times = [(t.outcome.measurement.policy, t.outcome.median_us) for t in (result.best, seen.best)]
+    assert times == [("burst", 8.0), ("sustained", 10.0)]
+    assert seen.best.number == result.contest.other.winner.trial != result.best.number
+    assert result.default.outcome.median_us == 9.0
+    assert seen.default is None, "it has no time under that policy"
+    assert (seen.contest, seen.trials) == (result.contest.other, result.trials)
 
 
 def test_who_fails_in_the_finals_is_a_failed_trial():

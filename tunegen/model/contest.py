@@ -74,7 +74,8 @@ class Contest:
     the winner's, itself included, and ``rule`` what then chose among them. ``tolerance`` is the
     largest relative RMS error that was let through. ``no_vendor`` says why the vendor's library
     did not take part, ``flip`` which winners the policies disagree about, ``notes`` what else a
-    reader should know. ``shared`` means that others used the card meanwhile.
+    reader should know. ``shared`` means that others used the card meanwhile. Where the policies
+    disagree, ``other`` is the contest as the one sees it that did not decide.
     """
 
     standings: tuple[Standing, ...]
@@ -88,6 +89,7 @@ class Contest:
     shared: bool = False
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    other: Contest | None = None
 
     def measurement(self, standing: Standing) -> Measurement | None:
         """A contender's time under the policy that decided, with everything else that is known

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tunegen.model import Contest, DeviceClass, Operation, Problem
@@ -298,13 +298,20 @@ class _Run:
     # --- the winner ------------------------------------------------------------------------------
 
     def _judge(self) -> Contest:
-        f = self._f
         sustained, burst = self._eligible("sustained"), self._eligible(self._burst_policy)
         policy: Policy = self._burst_policy
+        other: Policy = "sustained"
         if sustained and self._is_sustained(
             min(self._figure_us(name, self._burst_policy) for name in sustained)
         ):
-            policy = "sustained"
+            policy, other = other, policy
+        flip = _flip(burst, sustained)
+        contest = self._contest(policy, flip)
+        return replace(contest, other=self._contest(other, flip)) if flip else contest
+
+    def _contest(self, policy: Policy, flip: str) -> Contest:
+        """The contest as one policy sees it."""
+        f = self._f
         times = self._eligible(policy)
         choice = self._choose(times) if times else None
         return judge(
@@ -314,7 +321,7 @@ class _Run:
             policy=policy,
             problem=f.problem,
             no_vendor=self._no_vendor,
-            flip=_flip(burst, sustained),
+            flip=flip,
             shared=self._shared,
             notes=self._notes,
             seconds=time.monotonic() - self._started,

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import hashlib
 import shlex
+from collections.abc import Callable
 
 from tunegen import __version__, codegen, compiler, disasm, search, tuner
 from tunegen.bundle import min_driver
@@ -81,6 +82,30 @@ def make_record(
         command=command,
     )
     return _proven(record, run.contest)
+
+
+def make_other_record(
+    built: Callable[[tuner.TuneRun], Build],
+    run: tuner.TuneRun,
+    judge: Evaluator,
+    seed: int,
+    command: str,
+    *,
+    driver: str,
+    shared: bool,
+) -> TuningRecord | None:
+    """The record of the winner under the policy that did not decide, where that is another one.
+
+    Its moment is before that of :func:`make_record`'s, whose policy a look-up without one follows.
+    """
+    if run.contest is None or run.contest.other is None:
+        return None
+    seen = tuner.seen_by(run, run.contest.other)
+    if seen.best is None:
+        return None
+    record = make_record(built(seen), seen, judge, seed, command, driver=driver, shared=shared)
+    before = datetime.datetime.fromisoformat(record.created) - datetime.timedelta(seconds=1)
+    return dataclasses.replace(record, created=before.isoformat(timespec="seconds"))
 
 
 def _why_unfinished(run: tuner.TuneRun) -> str:

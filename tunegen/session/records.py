@@ -22,23 +22,27 @@ def find(database: Database, wanted: Request) -> Match:
     return measured if measured.record is not None else _lookup(database, wanted, None)
 
 
-def find_exact(database: Database, wanted: Request) -> TuningRecord | None:
-    """The record of this very problem and device class: a measured one, else a predicted one."""
+def find_exact(database: Database, wanted: Request, policy: str = "") -> TuningRecord | None:
+    """The record of this very problem and device class, of one policy if that is given: a measured
+    one, else a predicted one."""
     kinds: tuple[Evidence, ...] = ("measured", "predicted")
     for evidence in kinds:
-        match = _lookup(database, wanted, evidence)
+        match = _lookup(database, wanted, evidence, policy)
         if match.rung == "exact":
             return match.record
     return None
 
 
-def _lookup(database: Database, wanted: Request, evidence: Evidence | None) -> Match:
+def _lookup(
+    database: Database, wanted: Request, evidence: Evidence | None, policy: str = ""
+) -> Match:
     def usable(record: TuningRecord) -> str:
         return staleness(record, wanted.specs)
 
     return database.lookup(
-        wanted.operation, wanted.problem, wanted.device, usable=usable, evidence=evidence
-    )
+        wanted.operation, wanted.problem, wanted.device, usable=usable, evidence=evidence,
+        policy=policy,
+    )  # fmt: skip
 
 
 def staleness(record: TuningRecord, specs: Sequence[KernelSpec] = kernels.SPECS) -> str:

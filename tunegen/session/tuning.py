@@ -20,7 +20,7 @@ from tunegen.session.building import Build, build
 from tunegen.session.contenders import list_contenders
 from tunegen.session.gpu import Devices, check_devices, choose_gpus, devices_text
 from tunegen.session.measuring import FINALS_SECONDS, POLICIES, Measuring, measure
-from tunegen.session.recording import Choices, make_record, reproduce
+from tunegen.session.recording import Choices, make_other_record, make_record, reproduce
 from tunegen.session.records import find, find_exact
 from tunegen.session.resolve import Request, request
 from tunegen.session.studies import check_storage
@@ -31,7 +31,8 @@ from tunegen.session.warmstart import KnownPoint, warm_points
 class TuneResult:
     """What a tune found. ``record`` is in the database at ``path``, None where it is not new, or
     where another host of the study plays the finals (``run.left_to``): then it is what was best in
-    the search so far.
+    the search so far. ``other`` is recorded beside it where the policy that did not decide has
+    another winner.
 
     ``floor`` is the least time the device class allows, and what binds it. ``evidence`` is
     "predicted" wherever no GPU has run the kernels; ``known`` is then what a GPU has measured
@@ -46,6 +47,7 @@ class TuneResult:
     path: Path | None
     floor: perfmodel.Floor
     valid_configs: Mapping[str, int]
+    other: TuningRecord | None = None
     known: Match | None = None
     begun_from: tuple[KnownPoint, ...] = ()
     spent: Spent = field(default_factory=Spent)
@@ -276,10 +278,15 @@ class _Job:
         wanted, run = found.request, found.run
         _demand_winner(wanted, run)
         record, path = found.standing, None
+        other = None
         if record is None:
+            command = reproduce(wanted, self.choices, measured=True)
+            other = make_other_record(
+                lambda seen: self._built(wanted, seen), run, found.judge, self.choices.seed,
+                command, driver=found.opened.driver, shared=found.shared,
+            )  # fmt: skip
             record = make_record(
-                self._built(wanted, run), run, found.judge, self.choices.seed,
-                reproduce(wanted, self.choices, measured=True),
+                self._built(wanted, run), run, found.judge, self.choices.seed, command,
                 driver=found.opened.driver, shared=found.shared,
             )  # fmt: skip
             # What was cut short does not stand beside what was not.
@@ -288,6 +295,8 @@ class _Job:
                     f"{run.left_to} goes on with the study, and records the winner of its finals"
                 )
             elif run.contest is not None or not _is_measured(find_exact(self.database, wanted)):
+                if other is not None:
+                    self.database.put(other)
                 path = self.database.put(record)
         else:
             self.on_note(
@@ -299,6 +308,7 @@ class _Job:
             request=wanted,
             run=run,
             record=record,
+            other=other,
             path=path,
             floor=perfmodel.floor(wanted.operation, wanted.problem, wanted.device, ceilings),
             valid_configs=found.valid_configs,

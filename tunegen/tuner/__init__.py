@@ -3,7 +3,7 @@
 
 from tunegen.tuner.budget import DEFAULT_TRIALS, PREDICTED_TRIALS, Budget
 from tunegen.tuner.building import Builder
-from tunegen.tuner.log import Progress, StopReason, TuneRun
+from tunegen.tuner.log import Progress, StopReason, TuneRun, seen_by
 from tunegen.tuner.loop import LOOK_AHEAD, cores, tune
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "StopReason",
     "TuneRun",
     "cores",
+    "seen_by",
     "tune",
 ]

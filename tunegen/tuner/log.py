@@ -229,6 +229,14 @@ class Log:
         )
 
 
+def seen_by(run: TuneRun, contest: Contest) -> TuneRun:
+    """The run with the finals as another policy sees them, its winner and its times."""
+    standing = contest.of_trial(run.default.number) if run.default else None
+    default = _timed(contest, standing, run.trials)
+    best = _timed(contest, contest.winner, run.trials)
+    return dataclasses.replace(run, contest=contest, best=best, default=default)
+
+
 def steady_us(outcome: Outcome) -> float:
     """The time of a success, freed of the drift that its evaluator saw."""
     assert outcome.measurement is not None
