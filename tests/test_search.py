@@ -262,14 +262,30 @@ def test_points_lie_as_far_apart_as_a_small_space_allows():
 
 def test_contenders_take_turns():
     many = contender("many", grid(3, 8), prior=weights)
-    tiny = contender("tiny", grid(2, 2), prior=lambda c: 1e-3)
-    other = contender("other", grid(3, 8), prior=lambda c: 1e6 * weights(c))
+    tiny = contender("tiny", grid(2, 2), prior=lambda c: 1.3)
+    other = contender("other", grid(3, 8), prior=lambda c: 1.4 * weights(c))
     proposals = run(make_search("tpe", [many, tiny, other], 0), bowl, 30)
     order = [p.contender.spec.name for p in proposals if p.origin == "model"]
     assert len(order) == 16
     assert order[:6] == ["many", "tiny", "other"] * 2
     assert order.count("tiny") == 3  # all there are besides its default
     assert abs(order.count("many") - order.count("other")) <= 1
+
+
+@pytest.mark.parametrize("sampler", ["portfolio", "tpe"])
+def test_who_is_behind_by_the_model_has_the_default_only(sampler):
+    """Until the sampler comes. Without a model nobody is behind."""
+    first = contender("first", grid(3, 6), prior=weights)
+    behind = contender("behind", grid(3, 6), prior=lambda c: 1.6 * weights(c))
+    near = contender("near", grid(3, 6), prior=lambda c: 1.4 * weights(c))
+    unknown = contender("unknown", grid(3, 6))
+    count = SAMPLERS[sampler].model_points
+    found = run(make_search(sampler, [behind, first, near, unknown], 0), bowl, 4 + count)
+    assert [p.contender.name for p in found[:4]] == ["behind", "first", "near", "unknown"]
+    assert {p.origin for p in found[:4]} == {"default"}
+    points = [(p.contender.name, p.origin) for p in found[4:]]
+    turn = [("first", "model"), ("near", "model"), ("unknown", "sampler")]
+    assert points == [turn[i % 3] for i in range(count)]
 
 
 def test_what_the_model_cannot_see_running_is_left_to_the_sampler():

@@ -19,6 +19,13 @@ from tunegen.search.unseen import Choices, Place, differing
 # share its fault where the model is wrong.
 _APART = 3
 
+# Times that the model puts so close, in parts of one, are those of one configuration to it: what
+# they differ in it does not see, and many of them would be of one tile.
+_ALIKE = 1e-3
+
+# How many times slower than the best one by the model the best of a contender may be.
+_BEHIND = 1.5
+
 Origin = Literal["default", "record", "study", "model", "sampler"]
 
 
@@ -68,7 +75,8 @@ def _points_apart(
     contenders: Sequence[Choices], defaults: Sequence[Place], seed: int
 ) -> Iterator[tuple[Place, Origin]]:
     """The best points by the model, or random ones without it, apart from one another and from
-    the defaults. Contenders take turns, since the model errs least within one spec."""
+    the defaults. Contenders take turns, since the model errs least within one spec; those that
+    it puts behind have their defaults only."""
     rng = np.random.default_rng(seed)
     ranks = [
         rng.random(len(contender.table))
@@ -77,23 +85,39 @@ def _points_apart(
         for contender in contenders
     ]
     gaps = [np.full(len(c.table), np.iinfo(np.uint8).max, np.uint8) for c in contenders]
+    alike = [np.zeros(len(c.table), dtype=np.bool_) for c in contenders]
 
     def keep_from(place: Place) -> None:
-        table = contenders[place.contender].table
+        position, table = place.contender, contenders[place.contender].table
         gap = differing(table, table.indices[:, place.row])
-        np.minimum(gaps[place.contender], gap, out=gaps[place.contender])
+        np.minimum(gaps[position], gap, out=gaps[position])
+
+    def keep_from_like(place: Place) -> None:
+        rank = ranks[place.contender]
+        near = np.abs(rank - rank[place.row]) <= _ALIKE * rank[place.row]
+        np.logical_or(alike[place.contender], near, out=alike[place.contender])
 
     for place in defaults:
         keep_from(place)
-    taking_turns = list(range(len(contenders)))
+    limit = _BEHIND * min(
+        (rank.min() for rank, c in zip(ranks, contenders, strict=True) if c.prior_us is not None),
+        default=np.inf,
+    )
+    taking_turns = [
+        position
+        for position, contender in enumerate(contenders)
+        if contender.prior_us is None or ranks[position].min() <= limit
+    ]
     while taking_turns:
         for position in tuple(taking_turns):
-            row = _best_apart(ranks[position], gaps[position])
+            without = contenders[position].prior_us is None
+            row = _best_apart(ranks[position], gaps[position], alike[position])
             if row is None:
                 taking_turns.remove(position)
                 continue
             keep_from(Place(position, row))
-            without = contenders[position].prior_us is None
+            if not without:
+                keep_from_like(Place(position, row))
             yield Place(position, row), "sampler" if without else "model"
 
 
@@ -109,11 +133,14 @@ def _default_row(contender: Choices) -> int:
     return row
 
 
-def _best_apart(rank: NDArray[np.float64], gaps: NDArray[np.uint8]) -> int | None:
-    """The row of least ``rank`` as far as possible from those chosen; None where no row is left
-    whose rank is finite."""
-    for apart in range(_APART, 0, -1):
-        candidates = np.where(gaps >= apart, rank, np.inf)
+def _best_apart(
+    rank: NDArray[np.float64], gaps: NDArray[np.uint8], alike: NDArray[np.bool_]
+) -> int | None:
+    """The row of least ``rank`` as far as possible from those chosen, and not ``alike`` as long as
+    there are others; None where no row is left whose rank is finite."""
+    for apart, like in ((_APART, False), *((apart, True) for apart in range(_APART, 0, -1))):
+        allowed = gaps >= apart
+        candidates = np.where(allowed if like else allowed & ~alike, rank, np.inf)
         row = int(np.argmin(candidates))
         if np.isfinite(candidates[row]):
             return row
