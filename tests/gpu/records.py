@@ -91,6 +91,7 @@ class Tuning:
     seed: int
     trials: int | None
     fresh: bool
+    policy: str = "auto"
     _begun: int = 0
 
     def stands(self, case: Case) -> bool:
@@ -99,6 +100,7 @@ class Tuning:
         return any(
             whole(record).problem == case.problem
             and record.device.name == self.gpu.name
+            and self.policy in ("auto", record.measurement.policy)
             and is_final(record)
             and not record.measurement.details.get("shared")
             and not session.staleness(record)
@@ -131,6 +133,7 @@ class Tuning:
                 seed=self.seed,
                 evaluator="gpu",
                 finals_seconds=finals_s,
+                policy=self.policy,
                 fresh=self.fresh,
                 db=self.db,
                 on_note=lambda text: print(f"  note: {text}", flush=True),

@@ -10,7 +10,8 @@
     python tests/gpu/shape_contest.py --verdict
     python tests/gpu/shape_contest.py --readme
 
-Ours is the winner of the record, built anew. cuBLAS is called through torch, as the finals call
+Ours is the winner of the record, built anew: of the one for bursts where there are two, and in
+sustained blocks of the other. cuBLAS is called through torch, as the finals call
 it; of the algorithms that cublasLt offers with 64 MiB of workspace, and of a list of Triton's
 configurations, the best by the same timer takes part. Ours runs in one process, the rivals in
 another one, on operands with the same values: sets of them in turns, three times the L2 in all.
@@ -170,8 +171,11 @@ class Contest:
     triton: TritonKernels
     nvrtc: compiler.NvrtcCompiler
 
-    def play(self, shape: _shapes.Named, record: TuningRecord) -> tuple[dict[str, Any], Any]:
-        """The row of a shape, and the times of each round."""
+    def play(
+        self, shape: _shapes.Named, record: TuningRecord, long: TuningRecord
+    ) -> tuple[dict[str, Any], Any]:
+        """The row of a shape, and the times of each round: of a record in bursts, and of one in
+        sustained blocks if it takes part in any."""
         build = build_of(record, self.device)
         operation, problem = build.request.operation, shape.problem
         sets = rotation(operation, problem, self.device.l2_bytes, self.free_bytes)
@@ -193,7 +197,15 @@ class Contest:
         choosing = {name: rival.choosing_us for name, rival in rivals.items()}
         details: dict[str, Any] = {"burst_us": times, "choosing_us": choosing}
         if shape.name in self.sustained:
+            if (long.spec, long.config) != (record.spec, record.config):
+                other = build_of(long, self.device)
+                ours = self._entered(
+                    self.card, Enter(OURS, Executable(other.kernels, other.plan)), ENTER_SECONDS
+                )
+                if ours.failure:
+                    raise Failure(f"ours: {ours.failure}")
             row["sustained"], details["sustained_us"] = self._sustained(able)
+            row["sustained_config"] = long.config
         return row, details
 
     # --- who takes part --------------------------------------------------------------------------
@@ -474,6 +486,10 @@ COLUMNS = (
     ("95 %", ">"), ("cublasLt", ">"), ("Triton", ">"), ("floor", ">"), ("bound by", "<"),
     ("spec", "<"),
 )  # fmt: skip
+LONG_COLUMNS = (
+    ("shape", "<"), ("time, us", ">"), ("mJ", ">"), ("cuBLAS", ">"), ("mJ", ">"),
+    ("cublasLt", ">"), ("mJ", ">"), ("Triton", ">"), ("mJ", ">"),
+)  # fmt: skip
 
 
 def table(document: Mapping[str, Any]) -> str:
@@ -499,7 +515,27 @@ def table(document: Mapping[str, Any]) -> str:
         f"{dtype}, {layout}:\n\n{markdown(lines, COLUMNS)}"
         for (dtype, layout), lines in kinds.items()
     ]
+    if long := [_long_cells(key, row) for key, row in rows.items() if row.get("sustained")]:
+        tables.append(
+            f"In sustained blocks of {_SUSTAINED_BLOCK_S:g} s there and back, with the energy of "
+            "a call:\n\n" + markdown(long, LONG_COLUMNS)
+        )
     return "\n\n".join((text, *tables))
+
+
+def _long_cells(key: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    long = row["sustained"]
+    cells = [key, in_us(long[OURS]["us"]), _energy(long[OURS])]
+    for rival in (VENDOR, CUBLASLT, TRITON):
+        found = long.get(rival)
+        ratio = found["ratio"] if found else None
+        cells += [f"{ratio['median']:.3f}" if ratio else "-", _energy(found)]
+    return tuple(cells)
+
+
+def _energy(found: Mapping[str, Any] | None) -> str:
+    spent = found["energy_mj"] if found else None
+    return "-" if spent is None else f"{spent:.0f}"
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -584,7 +620,8 @@ def _run(options: argparse.Namespace, shapes: Sequence[_shapes.Named]) -> int:
         card = undo.enter_context(gpus.station(gpu))
         opened = card.open()
         device = gpus.device_class(opened)
-        recorded = _recorded(options, shapes, device)
+        recorded = _recorded(options, shapes, device, "burst")
+        long = _recorded(options, shapes, device, "sustained")
         lacking = [shape.key for shape in shapes if shape.key not in recorded]
         left = [
             shape for shape in shapes
@@ -621,7 +658,7 @@ def _run(options: argparse.Namespace, shapes: Sequence[_shapes.Named]) -> int:
             if options.budget is not None and spent_s + _expected_s(options) > options.budget:
                 print(f"stopped after {spent_s:.0f} s", flush=True)
                 break
-            found = _one(contest, shape, recorded[shape.key])
+            found = _one(contest, shape, recorded[shape.key], long[shape.key])
             if found is None:
                 failures += 1
                 continue
@@ -644,13 +681,14 @@ def _finished(options: argparse.Namespace, document: Mapping[str, Any], failed: 
 
 
 def _recorded(
-    options: argparse.Namespace, shapes: Sequence[_shapes.Named], device: DeviceClass
+    options: argparse.Namespace, shapes: Sequence[_shapes.Named], device: DeviceClass, policy: str
 ) -> dict[str, TuningRecord]:
-    """The records that answer for the shapes, as far as they do."""
+    """The records that answer for the shapes, as far as they do: those of a policy first."""
     database = only(options.db)
     found = {}
     for shape in shapes:
-        record = find_exact(database, _shapes.request(shape, device))
+        wanted = _shapes.request(shape, device)
+        record = find_exact(database, wanted, policy) or find_exact(database, wanted)
         if record is not None and is_final(record):
             found[shape.key] = record
     return found
@@ -664,7 +702,7 @@ def _stands(row: Mapping[str, Any] | None, record: TuningRecord) -> bool:
 
 
 def _one(
-    contest: Contest, shape: _shapes.Named, record: TuningRecord
+    contest: Contest, shape: _shapes.Named, record: TuningRecord, long: TuningRecord
 ) -> tuple[dict[str, Any], Any] | None:
     """Measure one and say what came of it; None where that failed."""
     started = time.monotonic()
@@ -672,7 +710,7 @@ def _one(
     limit_s += 16 * _SUSTAINED_BLOCK_S if shape.name in contest.sustained else 0.0
     try:
         with deadline(limit_s):
-            row, details = contest.play(shape, record)
+            row, details = contest.play(shape, record, long)
     except (TunegenError, Overdue) as error:
         print(f"{shape.key:<11} failed: {error}", flush=True)
     except Exception:  # a fault in one must not keep the others from being measured

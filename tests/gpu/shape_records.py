@@ -8,6 +8,7 @@
     python tests/gpu/shape_records.py --groups prefill,decode --seconds-each 45
     python tests/gpu/shape_records.py --layout nn
     python tests/gpu/shape_records.py --dtype fp16 --only S4,P2
+    python tests/gpu/shape_records.py --only P8 --policy burst
 
 A shape whose record stands already in the folder of ``--db`` is left out: the same command goes on
 where an earlier one ended. Groups are done in the order given. Exit code 1 where anything failed.
@@ -83,8 +84,9 @@ def _run(options: argparse.Namespace, wanted: Sequence[_shapes.Named]) -> int:
     gpu, ceilings = calibrated(options.db)
     calibration.save(ceilings, options.db / _tree.CALIBRATION)
     tuning = Tuning(
-        gpu, options.db, options.seconds_each, options.seed, options.trials, options.again
-    )
+        gpu, options.db, options.seconds_each, options.seed, options.trials, options.again,
+        options.policy,
+    )  # fmt: skip
     cases = [(shape, Case(shape.problem, _TRIALS)) for shape in wanted]
     left = [(shape, case) for shape, case in cases if options.again or not tuning.stands(case)]
     print(f"{gpu.name}: {len(wanted) - len(left)} stand, {len(left)} to tune", flush=True)
@@ -141,6 +143,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", type=_shapes.words, default=[], metavar="S4,P2", help="single shapes"
     )
+    parser.add_argument(
+        "--policy", choices=("auto", "burst", "sustained"), default="auto",
+        help="what decides who wins",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="name the shapes, tune nothing")
     parser.add_argument("--again", action="store_true", help="also those that stand, anew")
     parser.add_argument("--trials", type=int, help="at most so many configurations of a shape")
