@@ -134,7 +134,7 @@ def derives(config, p):
         "MMA_ROWS * MMA_N / 2": derived.sums(config),
     }
     if config.STREAM_K:
-        equal["sizeof(Partials::slots[0]) * Partials::SLOT"] = derived.slot_bytes(config)
+        equal["sizeof(Partials::slots[0]) * Partials::SLOT"] = derived.consumer_bytes(config)
         equal["sizeof(Range) <= 32"] = 1
     asserts = "".join(f'static_assert({a} == {int(b)}, "{a}");\n' for a, b in equal.items())
     with_asserts = type(source)(source.name, source.entry, source.text + asserts, "")
@@ -180,6 +180,14 @@ def test_parts_are_as_wide_as_they_must_be_and_boxes_divide_all_of_them(parts, c
 
 
 # --- steps of K that all blocks share ------------------------------------------------------------
+
+
+def test_a_part_of_a_card_still_runs_a_cluster():
+    """With fewer multiprocessors than a cluster and those spared beside it, too."""
+    p = problem((64, 4096, 4096))
+    config = Config({**SPEC.default(p, H200), "CLUSTER_K": 8, "SPLIT_K": 1, "SPARE_SMS": 12})
+    part = dataclasses.replace(H200, sm_count=16)
+    assert SPEC.bound_plan(config, p, part).launches[0].grid[0] == 8
 
 
 def streamed(p, **changes):

@@ -52,7 +52,7 @@ from _records import Overdue, deadline, is_final, only, wait_until_alone, write_
 from readme_table import README, in_us, markdown, replaced
 from verify_records import build_of
 
-from tunegen import calibration, compiler, kernels, perfmodel
+from tunegen import calibration, compiler, kernels, perfmodel, session
 from tunegen.errors import TunegenError, UsageError
 from tunegen.model import DeviceClass, GpuInfo, TuningRecord
 from tunegen.runner import ratios, rounds
@@ -183,10 +183,7 @@ class Contest:
         prepare = setup(problem, inputs="normal", seed=_SEED, sets=sets)
         seconds = prepare_seconds(operation.flops(problem))
         self.card.prepare(prepare, seconds)
-        enter = Enter(OURS, Executable(build.kernels, build.plan))
-        ours = self._entered(self.card, enter, ENTER_SECONDS)
-        if ours.failure:
-            raise Failure(f"ours: {ours.failure}")
+        ours = self._ours(build)
         rivals = self._rivals(shape, prepare, seconds, build.spec.tolerance(problem))
         able = {OURS: self.card} | {
             name: self.rivals for name, rival in rivals.items() if not rival.failure
@@ -198,17 +195,23 @@ class Contest:
         details: dict[str, Any] = {"burst_us": times, "choosing_us": choosing}
         if shape.name in self.sustained:
             if (long.spec, long.config) != (record.spec, record.config):
-                other = build_of(long, self.device)
-                ours = self._entered(
-                    self.card, Enter(OURS, Executable(other.kernels, other.plan)), ENTER_SECONDS
-                )
-                if ours.failure:
-                    raise Failure(f"ours: {ours.failure}")
+                self._ours(build_of(long, self.device))
             row["sustained"], details["sustained_us"] = self._sustained(able)
             row["sustained_config"] = long.config
         return row, details
 
     # --- who takes part --------------------------------------------------------------------------
+
+    def _ours(self, build: session.Build) -> Rival:
+        """Have ours enter, in the place of one that has.
+
+        Raises :class:`Failure` where it cannot.
+        """
+        enter = Enter(OURS, Executable(build.kernels, build.plan))
+        ours = self._entered(self.card, enter, ENTER_SECONDS)
+        if ours.failure:
+            raise Failure(f"ours: {ours.failure}")
+        return ours
 
     def _entered(self, station: Station, enter: Enter, seconds: float) -> Rival:
         answer = station.enter(enter, seconds)
@@ -437,8 +440,11 @@ def line(key: str, row: Mapping[str, Any], seconds: float) -> str:
 
 
 def _median(row: Mapping[str, Any], rival: str) -> str:
-    found = row["rivals"].get(rival, {}).get("ratio")
-    return f"{found['median']:.3f}" if found else "-"
+    return _told(row["rivals"].get(rival, {}).get("ratio"))
+
+
+def _told(ratio: Mapping[str, float] | None) -> str:
+    return f"{ratio['median']:.3f}" if ratio else "-"
 
 
 def grouped(rows: _shapes.Rows) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
@@ -528,8 +534,7 @@ def _long_cells(key: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     cells = [key, in_us(long[OURS]["us"]), _energy(long[OURS])]
     for rival in (VENDOR, CUBLASLT, TRITON):
         found = long.get(rival)
-        ratio = found["ratio"] if found else None
-        cells += [f"{ratio['median']:.3f}" if ratio else "-", _energy(found)]
+        cells += [_told(found["ratio"] if found else None), _energy(found)]
     return tuple(cells)
 
 
@@ -547,7 +552,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         "x".join(map(str, sizes if batch == 1 else (batch, *sizes))),
         in_us(us),
         f"{row['flops'] / us / 1e6:.1f}",
-        f"{cublas['median']:.3f}" if cublas else "-",
+        _told(cublas),
         f"{cublas['low']:.3f} to {cublas['high']:.3f}" if cublas else "",
         _median(row, CUBLASLT),
         _median(row, TRITON),

@@ -25,6 +25,7 @@ from tunegen.kernels.matmul_wgmma.plans import (
     plan_over,
     refuses_any,
     stores_by_copy_engine,
+    whole_bases,
 )
 from tunegen.kernels.matmul_wgmma.plans import kernels as product_kernels
 from tunegen.kernels.matmul_wgmma.space import default, space
@@ -60,9 +61,6 @@ PAD_UNROLLS = (4, 2, 1)
 # an H200, which have the most of capability 9.0. A kernel is made for its capability, not for a
 # device: with fewer multiprocessors it has more blocks on each.
 PAD_BLOCKS = 2 * 132
-
-# Copies begin where any kernel may assume aligned addresses.
-BASE_BYTES = 256
 
 
 def stored_shape(which: int, p: Problem, s: Sizes) -> tuple[Any, Any]:
@@ -104,21 +102,17 @@ def plan(c: Config, p: Problem, s: Sizes) -> LaunchPlan:
     """Copies of what needs one, then the product. The workspace holds sums that are added
     up first, then the copies."""
     operands = list(operands_in_place(p, s))
-    end: Any = _whole(partial_bytes(c, p, s))
+    end: Any = whole_bases(partial_bytes(c, p, s))
     offsets = []
     for which in copied(p):
         rows, columns = stored_shape(which, p, s)
         width = padded(columns)
         operands[which] = Stored("workspace", width, rows * width, end)
         offsets.append(end)
-        end = end + _whole(s.B * rows * width * 2)
+        end = end + whole_bases(s.B * rows * width * 2)
     product = plan_over((operands[0], operands[1]), c, p, s)
     launches = (_copy(offsets, c, p, s), *product.launches)
     return replace(product, launches=launches, workspace_bytes=formula(end))
-
-
-def _whole(size: Any) -> Any:
-    return ceil_div(size, BASE_BYTES) * BASE_BYTES
 
 
 def _copy(offsets: Sequence[Any], c: Config, p: Problem, s: Sizes) -> Launch:

@@ -76,8 +76,14 @@ def sums(c: Point) -> Any:
 
 
 def most_sums(c: Point) -> Any:
-    """Sums that a thread of one or two consumers has registers for."""
-    return np.where(c.PRODUCER_REGISTERS == 24, MOST_SUMS[24], MOST_SUMS[40])
+    """Sums that a thread has registers for."""
+    fewer = np.where(c.PRODUCER_REGISTERS == 24, MOST_SUMS[24], MOST_SUMS[40])
+    return np.where(c.CONSUMERS == 3, MOST_SUMS_OF_THREE, fewer)
+
+
+def consumer_bytes(c: Point) -> Any:
+    """Bytes of all sums of one consumer, as they are handed to another block."""
+    return sums(c) * WARPGROUP * 4
 
 
 def stage_bytes(c: Point, p: Problem) -> Any:
@@ -123,7 +129,7 @@ def shared_bytes(c: Point, p: Problem) -> Any:
     """Stages, staged sums, what other blocks of the cluster send, two barriers for each stage and
     each consumer, and a block's share of what is shared out."""
     staged = staged_bytes(c, p)
-    sent = (c.CLUSTER_K - 1) * sums(c) * WARPGROUP * 4
+    sent = (c.CLUSTER_K - 1) * consumer_bytes(c)
     share = 32 * minimum(c.STREAM_K, 1)
     return c.STAGES * (stage_bytes(c, p) + 16) + c.CONSUMERS * (staged + sent + 16) + share
 
@@ -159,11 +165,6 @@ def shared_turns(c: Point, p: Problem, sm_count: int) -> Any:
     waves = turns(c, p) // at_once
     whole = maximum(waves + 1 - c.STREAM_K, 0)
     return np.where(c.STREAM_K, turns(c, p) - whole * at_once, 0)
-
-
-def slot_bytes(c: Point) -> Any:
-    """Sums that a consumer leaves to the one that finishes their tile."""
-    return sums(c) * WARPGROUP * 4
 
 
 def k_blocks(c: Point, p: Problem) -> Any:

@@ -15,11 +15,12 @@ from tunegen.kernels.matmul_wgmma.derived import (
     across,
     box_columns,
     cluster,
+    consumer_bytes,
     direct_store,
+    resident_clusters,
     right_across,
     right_columns,
     shared_bytes,
-    slot_bytes,
     store_columns,
     takes_copies_of_c,
     threads,
@@ -49,8 +50,8 @@ _TAKEN = (
     "beta",
 )  # fmt: skip
 
-# Alignment of what lies in the workspace.
-_BASE_BYTES = 256
+# What lies in the workspace begins where any kernel may assume aligned addresses.
+BASE_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,10 @@ def operands_in_place(p: Problem, s: Sizes) -> tuple[Stored, Stored]:
 def plan_over(operands: tuple[Stored, Stored], c: Config, p: Problem, s: Sizes) -> LaunchPlan:
     """The product of operands that the copy engine can read; a persistent grid takes the tiles."""
     size = int(cluster(c))
-    at_once = (getattr(s, SM_COUNT) - c.SPARE_SMS) // size
     wanted = turns(c, s)
     if c.STREAM_K:
         wanted = wanted * ceil_div(s.K, c.BLOCK_K)
-    blocks = minimum(wanted, at_once) * size
+    blocks = minimum(wanted, resident_clusters(c, getattr(s, SM_COUNT))) * size
     maps = [_operand_map(which, operands[which], c, p, s) for which in (0, 1)]
     left, right = (maps[1], maps[0]) if c.SWAP_OPERANDS else (maps[0], maps[1])
     if stores_by_copy_engine(c, p):
@@ -106,16 +106,21 @@ def plan_over(operands: tuple[Stored, Stored], c: Config, p: Problem, s: Sizes) 
     return replace(split_k.with_slices(main, c.SPLIT_K, p, s), tensor_maps=tuple(maps))
 
 
+def whole_bases(size: Any) -> Any:
+    """``size`` rounded up to where the next thing in the workspace may begin."""
+    return ceil_div(size, BASE_BYTES) * BASE_BYTES
+
+
 def flag_bytes(c: Config, s: Sizes) -> Any:
     """A flag for each slot, at the start of the workspace. How many there are depends on the
     device alone: a workspace serves calls of all sizes."""
-    return ceil_div(int(tile_consumers(c)) * getattr(s, SM_COUNT) * 4, _BASE_BYTES) * _BASE_BYTES
+    return whole_bases(int(tile_consumers(c)) * getattr(s, SM_COUNT) * 4)
 
 
 def partial_bytes(c: Config, p: Problem, s: Sizes) -> Any:
     """Workspace for sums that other blocks add up, at its start; 0 where there are none."""
     if c.STREAM_K:
-        return flag_bytes(c, s) + getattr(s, SM_COUNT) * int(tile_consumers(c) * slot_bytes(c))
+        return flag_bytes(c, s) + getattr(s, SM_COUNT) * int(tile_consumers(c) * consumer_bytes(c))
     return 0 if c.SPLIT_K == 1 else split_k.partial_bytes(c.SPLIT_K, p, s)
 
 

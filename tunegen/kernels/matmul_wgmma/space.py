@@ -12,7 +12,6 @@ from tunegen.kernels import tiled
 from tunegen.kernels.matmul_wgmma.derived import (
     ATOM,
     MAX_SHARED_BYTES,
-    MOST_SUMS_OF_THREE,
     cluster,
     direct_store,
     groups,
@@ -107,10 +106,7 @@ def structural_constraints(p: Problem) -> tuple[Constraint, ...]:
         Constraint("two consumers take turns", lambda c: (c.PINGPONG == 0) | (c.CONSUMERS == 2)),
         Constraint(
             "sums fit the registers that a consumer has",
-            lambda c: (
-                ((c.CONSUMERS < 3) & (sums(c) <= most_sums(c)))
-                | ((c.CONSUMERS == 3) & (sums(c) <= MOST_SUMS_OF_THREE))
-            ),
+            lambda c: sums(c) <= most_sums(c),
         ),
         Constraint(
             "sums are staged in parts of whole 16 columns, the last of them may be narrower",
